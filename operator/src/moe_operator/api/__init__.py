@@ -1,0 +1,1 @@
+"""The contracts: the MoEDeployment as Pydantic models, names, conditions, manifest, gateway intent, admin policy."""

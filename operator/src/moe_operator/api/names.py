@@ -1,0 +1,126 @@
+"""Every name that more than one room must agree on: labels, annotations, children, ports, paths.
+
+Child names are a pure function of (deployment, revision hash, replica, rank), so applying twice is
+applying once and no expectation has to be remembered. Names longer than a DNS label allows are cut
+and end in a hash of the whole, so they stay unique and stable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+GROUP = "moe-operator.io"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "MoEDeployment"
+PLURAL = "moedeployments"
+FIELD_MANAGER = "moe-operator"
+STATUS_FIELD_MANAGER = "moe-operator-status"
+FINALIZER = f"{GROUP}/teardown"
+
+LABEL_NAME = "app.kubernetes.io/name"
+LABEL_INSTANCE = "app.kubernetes.io/instance"
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+LABEL_COMPONENT = "app.kubernetes.io/component"
+LABEL_DEPLOYMENT = f"{GROUP}/deployment"
+LABEL_REVISION = f"{GROUP}/revision"
+LABEL_REPLICA = f"{GROUP}/replica"
+LABEL_RANK = f"{GROUP}/rank"
+LABEL_ROLE = f"{GROUP}/role"
+MANAGED_BY = "moe-operator"
+
+COMPONENT_ENGINE = "engine"
+COMPONENT_GATEWAY = "gateway"
+COMPONENT_RESOLVER = "resolver"
+COMPONENT_STAGER = "stager"
+ROLE_LEADER = "leader"
+ROLE_WORKER = "worker"
+
+ANNOTATION_INCARNATION = f"{GROUP}/incarnation"  # which life of its group a pod belongs to
+COMMANDS = ("promote", "abort", "pause", "rollback-to", "retry")
+
+PORT_ENGINE_HTTP = 8000
+PORT_VLLM_MASTER = 29501
+PORT_VLLM_DP_RPC = 29550
+PORT_SGLANG_DIST = 20000
+PORT_STAGE_PROGRESS = 9108
+PORT_GATEWAY_HTTP = 8080
+PORT_GATEWAY_AGENT = 9902
+PORT_ENVOY_ADMIN = 9901
+
+PATH_STORE = "/weights"  # the node's store, mounted read-only into engines
+PATH_MANIFEST = "/manifest"  # the manifest ConfigMap
+PATH_SOURCE = "/source"  # a pvc:// source
+PATH_XDS = "/xds"  # emptyDir shared by Envoy and its agent
+PATH_INTENT = "/intent"  # the intent ConfigMap, boot fallback
+PATH_CREDENTIALS = "/credentials"  # the tenant's Secret, mounted by the kubelet
+PATH_SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+PATH_TERMINATION_LOG = "/dev/termination-log"
+
+DNS_LABEL_MAX = 63
+
+
+def digest(text: str, length: int = 8) -> str:
+    """Hex digest of ``text``, short enough for names; not for security."""
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def bounded(*parts: str, limit: int = DNS_LABEL_MAX) -> str:
+    """Join ``parts`` with dashes; cut and hash deterministically when longer than ``limit``."""
+    whole = "-".join(part for part in parts if part)
+    if len(whole) <= limit:
+        return whole
+    tail = digest(whole)
+    return f"{whole[: limit - len(tail) - 1].rstrip('-.')}-{tail}"
+
+
+def group_name(deployment: str, revision: str, replica: int) -> str:
+    """Headless Service (and subdomain) of one serving group.
+
+    Bounded so that the pods of the group still fit into a DNS label with their rank appended.
+    """
+    return bounded(deployment, revision, str(replica), limit=DNS_LABEL_MAX - 5)
+
+
+def pod_name(deployment: str, revision: str, replica: int, rank: int) -> str:
+    """Engine pod of one rank (one node of a group)."""
+    return f"{group_name(deployment, revision, replica)}-{rank}"
+
+
+def gateway_name(deployment: str) -> str:
+    """Deployment, Service, ConfigMap, ServiceAccount and Role of the gateway."""
+    return bounded(
+        deployment, "gateway", limit=DNS_LABEL_MAX - 18
+    )  # room for the ReplicaSet's and pod's suffixes
+
+
+def resolver_name(deployment: str, source_digest: str) -> str:
+    """Job that reads a model's facts from its source."""
+    return bounded(deployment, "resolve", source_digest, limit=DNS_LABEL_MAX - 6)
+
+
+def manifest_name(deployment: str, source_digest: str) -> str:
+    """Immutable ConfigMap with the facts of one source."""
+    return bounded(deployment, "manifest", source_digest)
+
+
+def leader_address(deployment: str, revision: str, replica: int, namespace: str) -> str:
+    """DNS name under which every rank of a group finds rank 0."""
+    subdomain = group_name(deployment, revision, replica)
+    return f"{subdomain}-0.{subdomain}.{namespace}.svc"
+
+
+def common_labels(deployment: str, component: str) -> dict[str, str]:
+    """Labels that every child carries."""
+    return {
+        LABEL_NAME: "moe-operator",
+        LABEL_INSTANCE: label_value(deployment),
+        LABEL_MANAGED_BY: MANAGED_BY,
+        LABEL_COMPONENT: component,
+        LABEL_DEPLOYMENT: label_value(deployment),
+    }
+
+
+def label_value(text: str) -> str:
+    """``text`` as a label value: at most 63 characters, cut and hashed when longer."""
+    return bounded(text)

@@ -1,0 +1,1 @@
+"""What a model is: config.json, safetensors index, quantization → Checkpoint."""

@@ -1,0 +1,1 @@
+"""Command lines: moe-operator and kubectl-moe."""

@@ -1,0 +1,1 @@
+"""Plan → the argv, environment, ports and probes of each engine."""

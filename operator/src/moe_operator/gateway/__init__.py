@@ -1,0 +1,1 @@
+"""Gateway intent → Envoy configuration, and the agent beside Envoy."""

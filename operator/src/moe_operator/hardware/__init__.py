@@ -1,0 +1,1 @@
+"""GPU catalogue, nodes → GpuNode, NVLink domains."""

@@ -1,0 +1,1 @@
+"""Plan × nodes → which node holds which rank. Pure."""

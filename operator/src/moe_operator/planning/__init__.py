@@ -1,0 +1,1 @@
+"""Layouts, memory per rank and refusals → Plan. Pure."""

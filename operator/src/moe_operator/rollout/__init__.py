@@ -1,0 +1,1 @@
+"""Revisions, phases and history. Pure."""

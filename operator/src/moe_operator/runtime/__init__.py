@@ -1,0 +1,1 @@
+"""IO: API client, observe, execute, probes, work queue, kopf app."""

@@ -1,0 +1,1 @@
+"""The operator on one machine without Kubernetes: in-memory API, controllers, kubelets."""
