@@ -1,1 +1,1 @@
-"""The contracts: the MoEDeployment as Pydantic models, names, conditions, manifest, gateway intent, admin policy."""
+"""The contracts: the MoEDeployment, names, conditions, manifest, gateway intent, admin policy."""

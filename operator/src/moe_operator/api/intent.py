@@ -28,7 +28,7 @@ class Endpoint(_Wire):
 
 
 class Colour(_Wire):
-    """One revision as the gateway sees it: weight 0 = standby, takes over when all weighted hosts are down."""
+    """One revision as the gateway sees it: weight 0 = standby until all weighted hosts are down."""
 
     revision: str
     weight: int = Field(default=0, ge=0, le=100)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 Obj = dict[str, Any]
+JsonPatch = list[Obj]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +55,15 @@ CRD = Kind(
 )
 
 KINDS: tuple[Kind, ...] = (
-    MOE_DEPLOYMENT, POD, NODE, NAMESPACE, SERVICE, CONFIG_MAP, SECRET, SERVICE_ACCOUNT, PERSISTENT_VOLUME_CLAIM,
-    EVENT, JOB, DEPLOYMENT, REPLICA_SET, CONTROLLER_REVISION, POD_DISRUPTION_BUDGET, NETWORK_POLICY, ROLE,
-    ROLE_BINDING, LEASE, CRD,
+    MOE_DEPLOYMENT, POD, NODE, NAMESPACE, SERVICE, CONFIG_MAP, SECRET, SERVICE_ACCOUNT,
+    PERSISTENT_VOLUME_CLAIM, EVENT, JOB, DEPLOYMENT, REPLICA_SET, CONTROLLER_REVISION,
+    POD_DISRUPTION_BUDGET, NETWORK_POLICY, ROLE, ROLE_BINDING, LEASE, CRD,
 )  # fmt: skip
 _BY_TYPE = {(k.api_version, k.kind): k for k in KINDS}
 
 
 def kind_of(obj: Obj) -> Kind:
-    """The :class:`Kind` of an object by its apiVersion and kind; KeyError when the operator has no business with it."""
+    """The :class:`Kind` of an object; KeyError for a type the operator has no business with."""
     return _BY_TYPE[obj["apiVersion"], obj["kind"]]
 
 
@@ -124,7 +125,7 @@ class Kube(Protocol):
         ...
 
     async def apply_status(self, obj: Obj, *, manager: str, force: bool = True) -> Obj:
-        """Server-side apply of the status subresource; ``metadata.resourceVersion``, when given, is a precondition."""
+        """Server-side apply of the status; ``metadata.resourceVersion``, when given, is a precondition."""
         ...
 
     async def create(self, obj: Obj) -> Obj:
@@ -135,7 +136,7 @@ class Kube(Protocol):
         """PUT with the object's resourceVersion as precondition."""
         ...
 
-    async def patch_json(self, kind: Kind, namespace: str | None, name: str, operations: list[Obj]) -> Obj:
+    async def patch_json(self, kind: Kind, namespace: str | None, name: str, operations: JsonPatch) -> Obj:
         """JSON patch (RFC 6902); a failed ``test`` is ApiError 422."""
         ...
 
