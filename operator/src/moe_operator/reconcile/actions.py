@@ -1,0 +1,85 @@
+"""What a decision asks the executor to do, as values.
+
+The executor runs actions in order and stops at the first error. An *irreversible* action ends the pass:
+whatever should follow it is decided again from what is then true. Objects are plain Kubernetes dicts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Obj = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """One existing object; uid and resource_version are preconditions when given."""
+
+    kind: str  # as in the object's `kind`, e.g. "Pod"
+    namespace: str
+    name: str
+    uid: str = ""
+    resource_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Server-side apply of a child; ``object`` is the whole intent of our field manager."""
+
+    object: Obj
+
+    irreversible = False
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete objects that stand or fall together (the pods of one group); absent ones are fine."""
+
+    refs: tuple[Ref, ...]
+    why: str
+    grace_seconds: int | None = None
+
+    irreversible = True
+
+
+@dataclass(frozen=True, slots=True)
+class AddFinalizer:
+    """The first write of a MoEDeployment's life, always alone."""
+
+    irreversible = True
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveFinalizer:
+    """The last write, when nothing is left that needs teardown."""
+
+    irreversible = True
+
+
+Action = Apply | Delete | AddFinalizer | RemoveFinalizer
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A Kubernetes Event about the MoEDeployment, one per change."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The whole answer to one snapshot.
+
+    ``status`` is written first, before any action: facts that cannot be observed again (placements,
+    rollout start, restart counts) are on record before the act they justify. None = leave it alone.
+    ``wake_after`` is in seconds; None = only an event or the resync wakes us.
+    """
+
+    status: Obj | None
+    actions: tuple[Action, ...] = ()
+    events: tuple[Event, ...] = ()
+    wake_after: float | None = None
+    claims_nodes: bool = False  # this status promises GPUs nobody promised before

@@ -1,0 +1,121 @@
+"""Everything one reconcile knows, gathered before anything is decided.
+
+Time, randomness, probe results and file contents enter the pure rooms here and nowhere else. Children
+come from an authoritative LIST, so a child that is not in the snapshot does not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from moe_operator.api.intent import Ack
+from moe_operator.api.manifest import Manifest, StageProgress
+from moe_operator.api.policy import OperatorPolicy
+from moe_operator.hardware.nodes import GpuNode
+from moe_operator.reconcile.actions import Obj
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Nodes and who uses their GPUs; gathered only when a placement has to be found.
+
+    ``taken``: node name → GPUs requested by non-terminal pods of all owners.
+    ``promised``: node name → GPUs of placements on record (any MoEDeployment) whose pods are not bound yet.
+    Pods and placements of the MoEDeployment at hand are included.
+    """
+
+    nodes: tuple[GpuNode, ...]
+    taken: Mapping[str, int] = field(default_factory=dict)
+    promised: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderProbe:
+    """What the leader of a group answered just now; None = not asked."""
+
+    healthy: bool | None = None  # GET /health
+    served_models: tuple[str, ...] | None = None  # ids of GET /v1/models
+    completion: str | None = None  # text of a short completion
+    error: str = ""  # what went wrong, in the engine's words
+    running: int | None = None  # requests in flight
+
+
+@dataclass(frozen=True, slots=True)
+class ResolverProbe:
+    """What the resolver's progress port answered: the manifest, or how far it is."""
+
+    manifest: Manifest | None = None
+    progress: StageProgress | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayProbe:
+    """What one gateway pod's agent answered; ack None = no answer."""
+
+    pod: str
+    ack: Ack | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One MoEDeployment and its world at ``now``."""
+
+    now: float  # seconds since the epoch
+    policy: OperatorPolicy
+    object: Obj  # the MoEDeployment as the API server returned it
+    pods: tuple[Obj, ...] = ()  # every pod that carries the deployment label
+    children: Mapping[str, tuple[Obj, ...]] = field(default_factory=dict)  # kind → objects with the label
+    namespace_terminating: bool = False
+    cluster: Cluster | None = None
+    resolver: ResolverProbe | None = None
+    stagers: Mapping[str, StageProgress] = field(default_factory=dict)  # pod name → init stager's progress
+    leaders: Mapping[str, LeaderProbe] = field(default_factory=dict)  # pod name → probe
+    gateways: tuple[GatewayProbe, ...] = ()
+    last_error: str = ""  # why the previous pass stopped, in the API server's words
+    operator_version: str = ""
+
+    @property
+    def name(self) -> str:
+        """metadata.name."""
+        return str(self.object["metadata"]["name"])
+
+    @property
+    def namespace(self) -> str:
+        """metadata.namespace."""
+        return str(self.object["metadata"]["namespace"])
+
+    @property
+    def uid(self) -> str:
+        """metadata.uid."""
+        return str(self.object["metadata"]["uid"])
+
+    @property
+    def generation(self) -> int:
+        """metadata.generation: what drives; status.observedGeneration reports."""
+        return int(self.object["metadata"].get("generation", 0))
+
+    @property
+    def deleting(self) -> bool:
+        """Whether somebody asked for this MoEDeployment to go."""
+        return bool(self.object["metadata"].get("deletionTimestamp"))
+
+    def child(self, kind: str, name: str) -> Obj | None:
+        """The child of that kind and name, or None when it does not exist."""
+        return next((c for c in self.children.get(kind, ()) if c["metadata"]["name"] == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """Which IO the next decision needs beyond the children, computed from them (see ``wants.py``)."""
+
+    cluster: bool = False
+    resolver_pod_ip: str = ""
+    stager_pods: Mapping[str, str] = field(default_factory=dict)  # pod name → IP
+    leaders: Mapping[str, str] = field(default_factory=dict)  # pod name → IP: health and running requests
+    completions: frozenset[str] = frozenset()  # of those, who must also answer a completion
+    model: str = ""  # id to ask completions of
+    gateway_pods: Mapping[str, str] = field(default_factory=dict)  # pod name → IP
+    ack_generation: int = -1  # wait (bounded) for this intent generation
