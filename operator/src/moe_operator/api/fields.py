@@ -1,0 +1,136 @@
+"""What every API model is made of: the base class, bounded types and cross-field rules.
+
+A model says the same thing three times over and may not contradict itself: Pydantic checks it in
+Python, :mod:`moe_operator.api.crd` turns it into a structural schema, and each :class:`Rule` carries one
+CEL expression for the API server next to one Python predicate for us. A test holds the three together.
+
+Invariants: every string, list and map is bounded (CEL costs stay inside the API server's budget);
+patterns are RE2 and Python ``re`` at once, anchored at both ends, ASCII classes only; an explicit null
+means absent, as it does in the API server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+
+class FieldError(NamedTuple):
+    """One thing wrong with an object: where, as ``spec.engine.args[3]``, and what."""
+
+    path: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule over several members of one object, for the API server and for Python.
+
+    ``field`` is the member to blame, as its JSON name; ``holds`` gets the validated model, ``cel`` the
+    defaulted object as ``self``.
+    """
+
+    field: str
+    message: str
+    cel: str
+    holds: Callable[[Any], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Structural:
+    """Keywords of a Kubernetes structural schema that JSON Schema does not know."""
+
+    keywords: tuple[tuple[str, Any], ...]
+
+    def __get_pydantic_json_schema__(
+        self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        schema = handler(core_schema)
+        schema.update(self.keywords)
+        return schema
+
+
+def map_list(*keys: str) -> Structural:
+    """A list whose items are told apart by ``keys``; the API server refuses duplicates."""
+    return Structural((("x-kubernetes-list-type", "map"), ("x-kubernetes-list-map-keys", list(keys))))
+
+
+SET_LIST = Structural((("x-kubernetes-list-type", "set"),))
+OPAQUE = Structural((("x-kubernetes-preserve-unknown-fields", True),))
+
+
+class ApiModel(BaseModel):
+    """An object of the API: frozen, camelCase outside, unknown members dropped."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        frozen=True,
+        strict=True,
+        extra="ignore",
+        use_attribute_docstrings=True,
+    )
+    RULES: ClassVar[tuple[Rule, ...]] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            return {key: value for key, value in data.items() if value is not None}
+        return data
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object as it travels: JSON names, absent members left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    def members(self) -> Iterator[tuple[str, Any]]:
+        """(JSON name, value) of every declared member."""
+        for name, info in type(self).model_fields.items():
+            yield info.alias or name, getattr(self, name)
+
+
+def broken_rules(value: object, path: str) -> Iterator[FieldError]:
+    """Every :class:`Rule` that does not hold in ``value`` and below it."""
+    if isinstance(value, ApiModel):
+        for rule in value.RULES:
+            if not rule.holds(value):
+                yield FieldError(f"{path}.{rule.field}", rule.message)
+        for name, member in value.members():
+            yield from broken_rules(member, f"{path}.{name}")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from broken_rules(item, f"{path}[{index}]")
+
+
+_DNS_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_DNS_SUBDOMAIN = rf"{_DNS_LABEL}(\.{_DNS_LABEL})*"
+_LABEL_WORD = r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
+
+DnsLabel = Annotated[str, Field(max_length=63, pattern=rf"^{_DNS_LABEL}$")]
+ObjectName = Annotated[str, Field(max_length=253, pattern=rf"^{_DNS_SUBDOMAIN}$")]
+LabelValue = Annotated[str, Field(max_length=63, pattern=rf"^{_LABEL_WORD}$")]
+QualifiedName = Annotated[str, Field(max_length=317, pattern=rf"^({_DNS_SUBDOMAIN}/)?{_LABEL_WORD}$")]
+EnvName = Annotated[str, Field(max_length=256, pattern=r"^[-._A-Za-z][-._A-Za-z0-9]*$")]
+Cpu = Annotated[str, Field(max_length=16, pattern=r"^([1-9][0-9]{0,5}(\.[0-9]{1,3})?|[1-9][0-9]{0,8}m)$")]
+Bytes = Annotated[
+    str, Field(max_length=24, pattern=r"^[1-9][0-9]{0,14}(\.[0-9]{1,3})?([KMGTPE]i|[kMGTPE])?$")
+]
+Share = Annotated[str, Field(max_length=8, pattern=r"^(0|1)\.[0-9]{1,4}$")]
+Percent = Annotated[str, Field(max_length=8, pattern=r"^(100|[0-9]{1,2}(\.[0-9]{1,3})?)$")]
+Text = Annotated[str, Field(max_length=1024)]
+
+StringMap = Annotated[dict[str, Text], Field(max_length=64)]
+Passthrough = Annotated[dict[str, Any], OPAQUE]
+
+
+class LocalReference(ApiModel):
+    """An object in the deployment's own namespace."""
+
+    name: ObjectName
+    """Name of the object."""
