@@ -1,0 +1,1 @@
+"""Engine stub, synthetic checkpoints and the scenarios that run on them; nothing here ships in the product."""
