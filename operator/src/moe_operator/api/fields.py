@@ -125,6 +125,7 @@ Share = Annotated[str, Field(max_length=8, pattern=r"^(0|1)\.[0-9]{1,4}$")]
 Percent = Annotated[str, Field(max_length=8, pattern=r"^(100|[0-9]{1,2}(\.[0-9]{1,3})?)$")]
 Text = Annotated[str, Field(max_length=1024)]
 
+Annotations = Annotated[dict[str, Annotated[str, Field(max_length=16_384)]], Field(max_length=64)]
 StringMap = Annotated[dict[str, Text], Field(max_length=64)]
 Passthrough = Annotated[dict[str, Any], OPAQUE]
 

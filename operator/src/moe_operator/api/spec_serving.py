@@ -10,8 +10,18 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from moe_operator.api.fields import SET_LIST, ApiModel, DnsLabel, LocalReference, ObjectName, Percent, Rule
+from moe_operator.api.fields import (
+    SET_LIST,
+    Annotations,
+    ApiModel,
+    DnsLabel,
+    LocalReference,
+    ObjectName,
+    Percent,
+    Rule,
+)
 
+Step = Annotated[int, Field(ge=1, le=100)]
 Port = Annotated[int, Field(ge=1, le=65_535)]
 Hostname = Annotated[
     str, Field(min_length=1, max_length=253, pattern=r"^(\*\.)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
@@ -36,9 +46,7 @@ class GatewayService(ApiModel):
     """Type of the Service."""
     port: Port = 80
     """Port that clients use."""
-    annotations: Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=32)] = Field(
-        default={}
-    )
+    annotations: Annotations = Field(default={})
     """Annotations of the Service, for cloud load balancers."""
 
 
@@ -267,9 +275,7 @@ class Rollout(ApiModel):
     """Consent to the gap that `Recreate` makes."""
     promotion: Literal["Auto", "Manual"] = "Auto"
     """`Manual` waits for the annotation `moe-operator.io/promote` before any traffic moves."""
-    steps: Annotated[list[Annotated[int, Field(ge=1, le=100)]], Field(min_length=1, max_length=10)] = Field(
-        default=[1, 10, 50, 100]
-    )
+    steps: Annotated[list[Step], Field(min_length=1, max_length=10)] = Field(default=[1, 10, 50, 100])
     """Traffic of the new revision per step, in percent: growing, ending in 100."""
     hold_seconds: Annotated[int, Field(ge=0, le=86_400)] = 60
     """How long each step is watched."""

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from moe_operator.api.fields import (
+    Annotations,
     ApiModel,
     Bytes,
     Cpu,
@@ -171,6 +172,9 @@ class Speculative(ApiModel):
     """Tokens drafted per step."""
 
 
+Argument = Annotated[str, Field(min_length=1, max_length=4096)]
+
+
 class EngineSpec(ApiModel):
     """Which engine runs and how it is set."""
 
@@ -191,9 +195,7 @@ class EngineSpec(ApiModel):
     """Container image; a digest pins it. The operator's configuration may limit allowed prefixes."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     """When the kubelet pulls the image."""
-    image_pull_secrets: Annotated[list[LocalReference], Field(max_length=8), map_list("name")] = Field(
-        default=[]
-    )
+    image_pull_secrets: Annotated[list[LocalReference], map_list("name")] = Field(default=[])
     """Secrets of this namespace for pulling the image."""
     max_model_len: Annotated[int, Field(ge=1, le=33_554_432)] | None = None
     """Longest prompt plus answer, in tokens. Default: what the plan shows fits, at most the model's own."""
@@ -213,9 +215,7 @@ class EngineSpec(ApiModel):
     """Rebalancing of experts between ranks."""
     speculative: Speculative | None = None
     """Speculative decoding. Default: off."""
-    args: Annotated[list[Annotated[str, Field(min_length=1, max_length=4096)]], Field(max_length=64)] = Field(
-        default=[]
-    )
+    args: Annotated[list[Argument], Field(max_length=64)] = Field(default=[])
     """Arguments appended to the engine's command line. One that contradicts a generated argument is refused,
     naming both."""
     env: Annotated[list[EnvVar], Field(max_length=128), map_list("name")] = Field(default=[])
@@ -450,9 +450,7 @@ class PodOverlay(ApiModel):
 
     labels: StringMap = Field(default={})
     """Labels of engine pods; the operator's own win."""
-    annotations: Annotated[dict[str, Annotated[str, Field(max_length=16_384)]], Field(max_length=64)] = Field(
-        default={}
-    )
+    annotations: Annotations = Field(default={})
     """Annotations of engine pods; the operator's own win."""
     service_account_name: ObjectName | None = None
     """ServiceAccount of engine pods; its token is not mounted. Default: the namespace's default."""

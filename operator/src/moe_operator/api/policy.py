@@ -1,0 +1,124 @@
+"""What the admin allows: the operator's own configuration, read once at start.
+
+Host paths, host access, image prefixes, GPU products and source hosts are decided here and never by a
+MoEDeployment, which can only name a cache class or a preset. A misspelt key is an error, not a default.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.alias_generators import to_camel
+
+from moe_operator.api.fields import DnsLabel, LabelValue, QualifiedName, broken_rules
+from moe_operator.api.spec_workload import Domain
+
+DEFAULT_STORE = "/var/lib/moe-operator/store"
+HostPath = Annotated[str, Field(pattern=r"^/[A-Za-z0-9._/-]+$", max_length=1024)]
+
+
+class _Policy(BaseModel):
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+    )
+
+
+class CacheClass(_Policy):
+    """A node-local store for weights."""
+
+    root: HostPath
+    """Directory on every node; the only host path that pods of a deployment ever see."""
+    reserve_bytes: int | None = Field(default=None, ge=0)
+    """Bytes that stay free on its file system. Default: the stager's own rule."""
+
+
+class Images(_Policy):
+    """Images of the operator's own containers."""
+
+    operator: str = "moe-operator:latest"
+    """Resolver, stager and gateway agent."""
+    envoy: str = "moe-operator:latest"
+    """Envoy; the operator's image brings it."""
+
+
+class Preset(_Policy):
+    """A topology that `spec.accelerators.product` may name."""
+
+    product: LabelValue
+    """Label `nvidia.com/gpu.product` of the nodes."""
+    gpus_per_node: int = Field(default=8, ge=1, le=64)
+    """GPUs of one node."""
+    resource_name: QualifiedName = "nvidia.com/gpu"
+    """Extended resource that counts them."""
+    domain: Domain = Domain()
+    """What counts as one NVLink domain."""
+
+    @model_validator(mode="after")
+    def _domain_holds_together(self) -> Self:
+        for error in broken_rules(self.domain, "domain"):
+            raise ValueError(f"{error.path} {error.message}")
+        return self
+
+
+class GpuProduct(_Policy):
+    """A GPU product that the built-in catalogue does not know."""
+
+    memory_mib: int = Field(ge=1024, le=8_388_608)
+    """Memory of one GPU, as the label `nvidia.com/gpu.memory` reports it."""
+    nvlink_gpus: int = Field(default=8, ge=1, le=64)
+    """GPUs of one node that reach each other over NVLink."""
+
+
+class OperatorPolicy(_Policy):
+    """The operator's configuration."""
+
+    cache_classes: dict[DnsLabel, CacheClass] = Field(default={"nvme": CacheClass(root=DEFAULT_STORE)})
+    """Stores that `spec.weights.cacheClass` may name."""
+    images: Images = Images()
+    """Images of the operator's own containers."""
+    allowed_image_prefixes: list[str] = Field(default=[])
+    """Prefixes of engine, init and sidecar images. Empty: any image."""
+    denied_env_prefixes: list[str] = Field(default=["LD_", "PYTHON"])
+    """Prefixes of environment variables that a deployment may not set."""
+    allowed_source_hosts: list[str] = Field(default=[])
+    """Hosts that https:// sources may name, `*.` for any subdomain. Empty: any host."""
+    host_access_allowed: bool = False
+    """Whether engine pods may use the host's network and privileged containers."""
+    pod_extras_allowed: bool = True
+    """Whether engine pods may bring volumes, init containers and sidecars of their own. hostPath volumes need
+    host access besides."""
+    presets: dict[DnsLabel, Preset] = Field(default={})
+    """Topologies by name."""
+    gpu_products: dict[LabelValue, GpuProduct] = Field(default={})
+    """GPU products beyond the built-in catalogue."""
+
+    @classmethod
+    def from_yaml(cls, text: str) -> Self:
+        """Read the configuration; pydantic.ValidationError names every bad key."""
+        return cls.model_validate(yaml.safe_load(text) or {})
+
+    def image_allowed(self, image: str) -> bool:
+        """Whether a deployment may run this image."""
+        return not self.allowed_image_prefixes or image.startswith(tuple(self.allowed_image_prefixes))
+
+    def env_allowed(self, name: str) -> bool:
+        """Whether a deployment may set this environment variable."""
+        return not name.startswith(tuple(self.denied_env_prefixes))
+
+    def source_allowed(self, source: str) -> bool:
+        """Whether a deployment may read this source; only https:// sources name a host."""
+        if not self.allowed_source_hosts or not source.startswith("https://"):
+            return True
+        host = urlsplit(source).hostname or ""
+        return any(_host_matches(host, pattern) for pattern in self.allowed_source_hosts)
+
+
+def _host_matches(host: str, pattern: str) -> bool:
+    return host.endswith(pattern[1:]) if pattern.startswith("*.") else host == pattern
