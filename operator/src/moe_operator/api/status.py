@@ -145,6 +145,8 @@ class PlacementStatus(ApiModel):
     """Number of the replica."""
     domain: Annotated[str, Field(max_length=317)] = ""
     """NVLink or fabric domain that holds it."""
+    gpus_per_node: Count = 0
+    """GPUs that each of its ranks takes; promised to it until its pods hold them."""
     ranks: Annotated[list[RankPlacement], Field(max_length=1024)] = Field(default=[])
     """Node of each rank."""
 
@@ -200,6 +202,8 @@ class GroupStatus(ApiModel):
     """Pods of the group that are ready."""
     restarts: Count = 0
     """Restarts of the group inside the present window."""
+    incarnation: Count = 0
+    """Lives of the group so far; all pods of one life carry the same number."""
     restarted_at: Time | None = None
     """When the last restart was decided."""
     window_started_at: Time | None = None
