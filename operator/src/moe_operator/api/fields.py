@@ -15,10 +15,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_after_validator_function
 
 
 class FieldError(NamedTuple):
@@ -43,26 +51,42 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Structural:
-    """Keywords of a Kubernetes structural schema that JSON Schema does not know."""
+class Unique:
+    """Marks a list whose items are told apart by ``keys``, or by their whole value without keys.
 
-    keywords: tuple[tuple[str, Any], ...]
+    The API server refuses duplicates of such lists and merges them item by item on server-side apply.
+    """
+
+    keys: tuple[str, ...] = ()
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return no_info_after_validator_function(self._check, handler(source))
 
     def __get_pydantic_json_schema__(
         self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         schema = handler(core_schema)
-        schema.update(self.keywords)
+        schema["x-kubernetes-list-type"] = "map" if self.keys else "set"
+        if self.keys:
+            schema["x-kubernetes-list-map-keys"] = list(self.keys)
         return schema
 
+    def _check(self, items: list[Any]) -> list[Any]:
+        seen: set[Any] = set()
+        for item in items:
+            identity = tuple(getattr(item, key) for key in self.keys) if self.keys else item
+            if identity in seen:
+                raise ValueError(f"duplicate item {identity!r}")
+            seen.add(identity)
+        return items
 
-def map_list(*keys: str) -> Structural:
-    """A list whose items are told apart by ``keys``; the API server refuses duplicates."""
-    return Structural((("x-kubernetes-list-type", "map"), ("x-kubernetes-list-map-keys", list(keys))))
+
+def map_list(*keys: str) -> Unique:
+    """A list whose items are told apart by ``keys``."""
+    return Unique(keys)
 
 
-SET_LIST = Structural((("x-kubernetes-list-type", "set"),))
-OPAQUE = Structural((("x-kubernetes-preserve-unknown-fields", True),))
+SET_LIST = Unique()
 
 
 class ApiModel(BaseModel):
@@ -95,14 +119,19 @@ class ApiModel(BaseModel):
             yield info.alias or name, getattr(self, name)
 
 
+def below(path: str, member: str) -> str:
+    """Path of a member of the object at ``path``; "" is the root."""
+    return f"{path}.{member}" if path else member
+
+
 def broken_rules(value: object, path: str) -> Iterator[FieldError]:
     """Every :class:`Rule` that does not hold in ``value`` and below it."""
     if isinstance(value, ApiModel):
         for rule in value.RULES:
             if not rule.holds(value):
-                yield FieldError(f"{path}.{rule.field}", rule.message)
+                yield FieldError(below(path, rule.field), rule.message)
         for name, member in value.members():
-            yield from broken_rules(member, f"{path}.{name}")
+            yield from broken_rules(member, below(path, name))
     elif isinstance(value, list):
         for index, item in enumerate(value):
             yield from broken_rules(item, f"{path}[{index}]")
@@ -127,7 +156,7 @@ Text = Annotated[str, Field(max_length=1024)]
 
 Annotations = Annotated[dict[str, Annotated[str, Field(max_length=16_384)]], Field(max_length=64)]
 StringMap = Annotated[dict[str, Text], Field(max_length=64)]
-Passthrough = Annotated[dict[str, Any], OPAQUE]
+Passthrough = Annotated[dict[str, Any], Field(max_length=64)]
 
 
 class LocalReference(ApiModel):

@@ -20,7 +20,9 @@ DEFAULT_STORE = "/var/lib/moe-operator/store"
 HostPath = Annotated[str, Field(pattern=r"^/[A-Za-z0-9._/-]+$", max_length=1024)]
 
 
-class _Policy(BaseModel):
+class PolicyModel(BaseModel):
+    """A piece of the configuration: camelCase in YAML, frozen, unknown keys refused."""
+
     model_config = ConfigDict(
         alias_generator=to_camel,
         populate_by_name=True,
@@ -30,7 +32,7 @@ class _Policy(BaseModel):
     )
 
 
-class CacheClass(_Policy):
+class CacheClass(PolicyModel):
     """A node-local store for weights."""
 
     root: HostPath
@@ -39,7 +41,7 @@ class CacheClass(_Policy):
     """Bytes that stay free on its file system. Default: the stager's own rule."""
 
 
-class Images(_Policy):
+class Images(PolicyModel):
     """Images of the operator's own containers."""
 
     operator: str = "moe-operator:latest"
@@ -48,7 +50,7 @@ class Images(_Policy):
     """Envoy; the operator's image brings it."""
 
 
-class Preset(_Policy):
+class Preset(PolicyModel):
     """A topology that `spec.accelerators.product` may name."""
 
     product: LabelValue
@@ -67,7 +69,7 @@ class Preset(_Policy):
         return self
 
 
-class GpuProduct(_Policy):
+class GpuProduct(PolicyModel):
     """A GPU product that the built-in catalogue does not know."""
 
     memory_mib: int = Field(ge=1024, le=8_388_608)
@@ -76,7 +78,7 @@ class GpuProduct(_Policy):
     """GPUs of one node that reach each other over NVLink."""
 
 
-class OperatorPolicy(_Policy):
+class OperatorPolicy(PolicyModel):
     """The operator's configuration."""
 
     cache_classes: dict[DnsLabel, CacheClass] = Field(default={"nvme": CacheClass(root=DEFAULT_STORE)})

@@ -6,6 +6,7 @@ every error naming its field, so that an object written past admission is refuse
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -132,6 +133,7 @@ def _ranks_match(spec: MoESpec) -> bool:
     return layout.data is None or layout.tensor * layout.pipeline * layout.data == gpus
 
 
+_NAME = "^[a-z]([-a-z0-9]{0,251}[a-z0-9])?$"
 _LAYOUT_GIVEN = (
     "has(self.parallelism) && has(self.parallelism.tensor) && has(self.parallelism.pipeline)"
     " && has(self.accelerators.nodes) && has(self.accelerators.gpusPerNode)"
@@ -205,6 +207,15 @@ class MoESpec(ApiModel):
 class MoEDeployment(ApiModel):
     """One very large Mixture-of-Experts model, served by whole groups of GPU nodes behind one gateway."""
 
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "metadata.name",
+            "must be lower-case letters, digits and dashes, beginning with a letter: it names Services",
+            f"self.metadata.name.matches('{_NAME}')",
+            lambda m: re.search(_NAME, str(m.metadata.get("name", ""))) is not None,
+        ),
+    )
+
     api_version: Literal["moe-operator.io/v1alpha1"]
     """Version of this schema."""
     kind: Literal["MoEDeployment"]
@@ -223,7 +234,7 @@ class MoEDeployment(ApiModel):
             deployment = cls.model_validate(dict(obj), by_alias=True, by_name=False)
         except ValidationError as error:
             raise SpecError([_field_error(line["loc"], line["msg"]) for line in error.errors()]) from None
-        errors = list(broken_rules(deployment.spec, "spec"))
+        errors = list(broken_rules(deployment, ""))
         if errors:
             raise SpecError(errors)
         return deployment

@@ -172,6 +172,7 @@ class Speculative(ApiModel):
     """Tokens drafted per step."""
 
 
+PullSecrets = Annotated[list[LocalReference], Field(max_length=8), map_list("name")]
 Argument = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
@@ -195,7 +196,7 @@ class EngineSpec(ApiModel):
     """Container image; a digest pins it. The operator's configuration may limit allowed prefixes."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     """When the kubelet pulls the image."""
-    image_pull_secrets: Annotated[list[LocalReference], map_list("name")] = Field(default=[])
+    image_pull_secrets: PullSecrets = Field(default=[])
     """Secrets of this namespace for pulling the image."""
     max_model_len: Annotated[int, Field(ge=1, le=33_554_432)] | None = None
     """Longest prompt plus answer, in tokens. Default: what the plan shows fits, at most the model's own."""
