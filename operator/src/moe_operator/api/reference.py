@@ -126,8 +126,8 @@ def _rules(schema: Schema, path: str) -> Iterator[str]:
 
 def _policy(model: type[PolicyModel]) -> Iterator[str]:
     yield "| key | default | |\n|---|---|---|"
+    values = model().model_dump(mode="json", by_alias=True, exclude_none=True)
     for name, info in model.model_fields.items():
-        value = json.dumps(
-            model().model_dump(mode="json", by_alias=True, exclude_none=True)[info.alias or name]
-        )
-        yield f"| `{path}{info.alias or name}` | `{value}` | {' '.join((info.description or '').split())} |"
+        key = info.alias or name
+        about = " ".join((info.description or "").split())
+        yield f"| `{key}` | `{json.dumps(values[key])}` | {about} |"
