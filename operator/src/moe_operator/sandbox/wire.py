@@ -1,0 +1,44 @@
+"""Values as they travel: plain JSON, copied, timed."""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
+
+
+def plain(value: Any) -> Any:
+    """A copy of ``value`` made of dict, list, str, int, float, bool only.
+
+    Keys with the value None are dropped, as the API server drops explicit nulls. TypeError for anything
+    that JSON cannot carry.
+    """
+    if isinstance(value, Enum):
+        value = value.value
+    if value is None or type(value) in (str, int, bool, float):
+        return value
+    if isinstance(value, Mapping):
+        return {_key(name): plain(part) for name, part in value.items() if part is not None}
+    if isinstance(value, (list, tuple)):
+        return [plain(part) for part in value]
+    raise TypeError(f"{type(value).__name__} is not a JSON value: {value!r}")
+
+
+def _key(name: Any) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"{name!r} is not a JSON key")
+    return str(name)
+
+
+def clone(value: T) -> T:
+    """A deep copy of a plain value."""
+    return cast("T", marshal.loads(marshal.dumps(cast("Any", value))))
+
+
+def rfc3339(epoch_seconds: float) -> str:
+    """The time as ``metav1.Time`` spells it: whole seconds, UTC."""
+    return datetime.fromtimestamp(int(epoch_seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
