@@ -3,9 +3,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from moe_operator.hardware.gpu_requests import gpu_requests, promised_by_placements, taken_by_pods
+from moe_operator.api.policy import OperatorPolicy, Preset
+from moe_operator.hardware.gpu_requests import (
+    gpu_requests,
+    gpu_resource,
+    promised_by_placements,
+    taken_by_pods,
+)
 
 GPU = "nvidia.com/gpu"
+POLICY = OperatorPolicy(presets={"mi300": Preset(product="MI300X", resource_name="amd.com/gpu")})
 
 
 def container(
@@ -86,18 +93,31 @@ def deployment(*nodes: str, gpus: int | None = 4, **accelerators: Any) -> dict[s
 
 def test_a_rank_counts_as_a_promise_until_its_pod_is_bound() -> None:
     pods = [pod("m-abc-0-0", "n1"), pod("m-abc-0-1", ""), pod("m-abc-0-2", "n3", phase="Failed")]
-    promised = promised_by_placements([deployment("n1", "n2", "n3", "n4")], pods, GPU)
+    promised = promised_by_placements([deployment("n1", "n2", "n3", "n4")], pods, GPU, POLICY)
     assert promised == {"n2": 4, "n3": 4, "n4": 4}
 
 
 def test_a_pod_of_the_same_name_elsewhere_keeps_no_promise() -> None:
-    assert promised_by_placements([deployment("n1")], [pod("m-abc-0-0", "n1", namespace="b")], GPU) == {
-        "n1": 4
-    }
+    namesake = pod("m-abc-0-0", "n1", namespace="b")
+    assert promised_by_placements([deployment("n1")], [namesake], GPU, POLICY) == {"n1": 4}
+
+
+@pytest.mark.parametrize(
+    ("accelerators", "resource"),
+    [
+        ({}, GPU),
+        ({"resourceName": "amd.com/gpu"}, "amd.com/gpu"),
+        ({"product": "mi300", "resourceName": GPU}, "amd.com/gpu"),
+    ],
+)
+def test_the_gpus_are_counted_by_the_presets_resource_or_the_specs(
+    accelerators: dict[str, Any], resource: str
+) -> None:
+    assert gpu_resource(deployment(**accelerators), POLICY) == resource
 
 
 def test_promises_of_other_gpus_do_not_count() -> None:
-    assert promised_by_placements([deployment("n1", resourceName="amd.com/gpu")], [], GPU) == {}
+    assert promised_by_placements([deployment("n1", resourceName="amd.com/gpu")], [], GPU, POLICY) == {}
 
 
 @pytest.mark.parametrize(
@@ -110,8 +130,11 @@ def test_a_placement_without_a_count_is_counted_by_the_larger_of_spec_and_plan(
     made = deployment("n1", gpus=None, **accelerators)
     if plan:
         made["status"]["plan"] = {"layout": {"gpusPerNode": plan}}
-    assert promised_by_placements([made], [], GPU) == {"n1": expected}
+    assert promised_by_placements([made], [], GPU, POLICY) == {"n1": expected}
 
 
 def test_a_deployment_without_status_promises_nothing() -> None:
-    assert promised_by_placements([{"metadata": {"name": "m", "namespace": "ns"}, "spec": {}}], [], GPU) == {}
+    assert (
+        promised_by_placements([{"metadata": {"name": "m", "namespace": "ns"}, "spec": {}}], [], GPU, POLICY)
+        == {}
+    )

@@ -11,12 +11,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from moe_operator.api.names import pod_name
+from moe_operator.api.policy import OperatorPolicy
+from moe_operator.api.quantity import parse_quantity
 
 Obj = dict[str, Any]
 
 DEFAULT_GPUS_PER_NODE = 8  # an HGX baseboard
 TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
-_SUFFIXES = {"k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+
+
+def gpu_resource(deployment: Obj, policy: OperatorPolicy) -> str:
+    """Extended resource that counts the GPUs of a MoEDeployment; a preset's own goes first."""
+    accelerators = _accelerators(deployment)
+    preset = policy.presets.get(accelerators.get("product", ""))
+    return preset.resource_name if preset else str(accelerators.get("resourceName", "nvidia.com/gpu"))
 
 
 def gpu_requests(pod: Obj, resource: str) -> int:
@@ -55,7 +63,9 @@ def taken_by_pods(pods: Iterable[Obj], resource: str) -> dict[str, int]:
     return taken
 
 
-def promised_by_placements(deployments: Iterable[Obj], pods: Iterable[Obj], resource: str) -> dict[str, int]:
+def promised_by_placements(
+    deployments: Iterable[Obj], pods: Iterable[Obj], resource: str, policy: OperatorPolicy
+) -> dict[str, int]:
     """Node name → GPUs that the placements in the status of ``deployments`` promise beyond ``pods``.
 
     ``pods`` are all pods of the cluster. Only MoEDeployments that ask for ``resource`` count.
@@ -63,7 +73,7 @@ def promised_by_placements(deployments: Iterable[Obj], pods: Iterable[Obj], reso
     standing = {(p["metadata"]["namespace"], p["metadata"]["name"]) for p in pods if holds_gpus(p)}
     promised: dict[str, int] = {}
     for deployment in deployments:
-        if _accelerators(deployment).get("resourceName", "nvidia.com/gpu") != resource:
+        if gpu_resource(deployment, policy) != resource:
             continue
         name, namespace = deployment["metadata"]["name"], deployment["metadata"]["namespace"]
         for placement in _mapping(deployment, "status").get("placement") or ():
@@ -101,7 +111,4 @@ def _request(container: Obj, resource: str) -> int:
 
 
 def _count(quantity: object) -> int:
-    """An extended resource's quantity: whole, though it may carry a suffix (``1k``)."""
-    text = str(quantity if quantity is not None else "0")
-    digits = text.rstrip("kKMGi")
-    return int(digits) * _SUFFIXES.get(text[len(digits) :], 1) if digits.isdigit() else 0
+    return parse_quantity(str(quantity)) if quantity is not None else 0

@@ -1,0 +1,213 @@
+"""Gathers one Snapshot: the MoEDeployment, its children, and what the next decision needs beyond them.
+
+Children come from LISTs by label, never from a cache, so what is not in the snapshot does not exist. Only
+then ``wants`` says which cluster facts and probes the decision needs; a converged deployment costs the
+LISTs and little else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from moe_operator.api.manifest import StageProgress
+from moe_operator.api.names import KIND, LABEL_DEPLOYMENT, label_value
+from moe_operator.api.policy import OperatorPolicy
+from moe_operator.hardware.gpu_requests import gpu_resource, promised_by_placements, taken_by_pods
+from moe_operator.hardware.nodes import GpuNode
+from moe_operator.reconcile.snapshot import (
+    Cluster,
+    GatewayProbe,
+    LeaderProbe,
+    ResolverProbe,
+    Snapshot,
+    Wants,
+)
+from moe_operator.runtime.kube import (
+    CONFIG_MAP,
+    CONTROLLER_REVISION,
+    DEPLOYMENT,
+    JOB,
+    MOE_DEPLOYMENT,
+    NAMESPACE,
+    NETWORK_POLICY,
+    NODE,
+    POD,
+    POD_DISRUPTION_BUDGET,
+    ROLE,
+    ROLE_BINDING,
+    SERVICE,
+    SERVICE_ACCOUNT,
+    ApiError,
+    Kind,
+    Kube,
+    Obj,
+)
+from moe_operator.runtime.wakeups import Key
+
+CHILD_KINDS: tuple[Kind, ...] = (
+    SERVICE, CONFIG_MAP, JOB, DEPLOYMENT, CONTROLLER_REVISION, POD_DISRUPTION_BUDGET, NETWORK_POLICY,
+    SERVICE_ACCOUNT, ROLE, ROLE_BINDING,
+)  # fmt: skip
+
+T = TypeVar("T")
+
+
+class PodProbes(Protocol):
+    """What can be asked of pods (see :class:`moe_operator.runtime.probes.Probes`)."""
+
+    async def resolver(self, ip: str) -> ResolverProbe:
+        """The manifest, or how far the resolver is."""
+        ...
+
+    async def progress(self, ip: str) -> StageProgress | None:
+        """How far a stager is; None when it does not say."""
+        ...
+
+    async def leader(self, ip: str, *, completion_of: str = "") -> LeaderProbe:
+        """Health of an engine, and a completion if a model is named."""
+        ...
+
+    async def gateway(self, pod: str, ip: str, *, wait_generation: int = -1) -> GatewayProbe:
+        """What a gateway pod's agent runs."""
+        ...
+
+
+class Observer:
+    """Reads the world for one reconcile; ``now`` is the wall clock in seconds since the epoch."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        probes: PodProbes,
+        *,
+        now: Callable[[], float],
+        policy: OperatorPolicy,
+        wants: Callable[[Snapshot], Wants],
+        operator_version: str = "",
+    ) -> None:
+        self._kube = kube
+        self._probes = probes
+        self._now = now
+        self._policy = policy
+        self._wants = wants
+        self._version = operator_version
+
+    async def observe(self, key: Key, last_error: str = "") -> Snapshot | None:
+        """Everything about ``key`` as of now; None when it does not exist. ApiError when unreadable."""
+        try:
+            obj = await self._kube.get(MOE_DEPLOYMENT, key.namespace, key.name)
+        except ApiError as error:
+            if error.not_found:
+                return None
+            raise
+        labels = f"{LABEL_DEPLOYMENT}={label_value(key.name)}"
+        terminating, pods, *children = await _together(
+            self._namespace_terminating(key.namespace),
+            self._list(POD, key.namespace, labels),
+            *(self._list(kind, key.namespace, labels) for kind in CHILD_KINDS),
+        )
+        uid = obj["metadata"]["uid"]
+        snapshot = Snapshot(
+            now=self._now(),
+            policy=self._policy,
+            object=obj,
+            pods=tuple(pod for pod in pods if _not_anothers(pod, uid)),
+            children={
+                kind.kind: tuple(child for child in found if _owner(child).get("uid") == uid)
+                for kind, found in zip(CHILD_KINDS, children, strict=True)
+            },
+            namespace_terminating=terminating,
+            last_error=last_error,
+            operator_version=self._version,
+        )
+        return await self._with_answers(snapshot, self._wants(snapshot))
+
+    async def _with_answers(self, snapshot: Snapshot, wants: Wants) -> Snapshot:
+        """The snapshot with what ``wants`` asked for; all questions at the same time."""
+        cluster, resolver, stagers, leaders, gateways = await _together(
+            self._cluster(snapshot.object) if wants.cluster else _nothing(),
+            self._probes.resolver(wants.resolver_pod_ip) if wants.resolver_pod_ip else _nothing(),
+            _each({pod: self._probes.progress(ip) for pod, ip in wants.stager_pods.items()}),
+            _each({pod: self._leader(pod, ip, wants) for pod, ip in wants.leaders.items()}),
+            _each(
+                {
+                    pod: self._probes.gateway(pod, ip, wait_generation=wants.ack_generation)
+                    for pod, ip in wants.gateway_pods.items()
+                }
+            ),
+        )
+        return replace(
+            snapshot,
+            now=self._now(),
+            cluster=cluster,
+            resolver=resolver,
+            stagers={pod: progress for pod, progress in stagers.items() if progress is not None},
+            leaders=leaders,
+            gateways=tuple(gateways.values()),
+        )
+
+    async def _cluster(self, obj: Obj) -> Cluster:
+        nodes, pods, deployments = await _together(
+            self._list(NODE), self._list(POD), self._list(MOE_DEPLOYMENT)
+        )
+        resource = gpu_resource(obj, self._policy)
+        found = (GpuNode.from_node(node, resource) for node in nodes)
+        return Cluster(
+            nodes=tuple(node for node in found if node.capacity),
+            taken=taken_by_pods(pods, resource),
+            promised=promised_by_placements(deployments, pods, resource, self._policy),
+        )
+
+    def _leader(self, pod: str, ip: str, wants: Wants) -> Awaitable[LeaderProbe]:
+        return self._probes.leader(ip, completion_of=wants.model if pod in wants.completions else "")
+
+    async def _namespace_terminating(self, namespace: str) -> bool:
+        try:
+            found = await self._kube.get(NAMESPACE, None, namespace)
+        except ApiError as error:
+            if error.not_found:
+                return False
+            raise
+        phase = (found.get("status") or {}).get("phase")
+        return phase == "Terminating" or bool(found["metadata"].get("deletionTimestamp"))
+
+    async def _list(self, kind: Kind, namespace: str | None = None, labels: str = "") -> tuple[Obj, ...]:
+        return (await self._kube.list(kind, namespace, labels=labels)).items
+
+
+def _owner(obj: Obj) -> Mapping[str, Any]:
+    """The controller reference of an object; empty when nobody controls it."""
+    references = obj["metadata"].get("ownerReferences") or ()
+    return next((reference for reference in references if reference.get("controller")), {})
+
+
+def _not_anothers(pod: Obj, uid: str) -> bool:
+    """Keep our engine pods and those that Jobs and Deployments own for us.
+
+    A pod that a deleted MoEDeployment of the same name left behind is the garbage collector's.
+    """
+    owner = _owner(pod)
+    return owner.get("kind") != KIND or owner.get("uid") == uid
+
+
+async def _together(*calls: Awaitable[Any]) -> list[Any]:
+    """Results in order; the first failure cancels the others and is raised as it is."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+async def _each(calls: Mapping[str, Awaitable[T]]) -> dict[str, T]:
+    return dict(zip(calls, await _together(*calls.values()), strict=True))
+
+
+async def _nothing() -> None:
+    return None

@@ -1,0 +1,159 @@
+"""One pass over one MoEDeployment: observe, decide, execute; and what happens next.
+
+A decision that promises GPUs is not executed from the snapshot it was made from: under one lock for the
+whole process the world is observed and decided again, then written, so two MoEDeployments can never be
+promised the same GPUs. Nothing else is shared between passes but how each key's last one ended.
+
+Errors never end the loop. A conflict means somebody wrote first: look again, at once the first time, with
+backoff when it goes on. Anything else is retried with backoff; what the API server said to a write is told
+to the next decision, which reports it in a condition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from moe_operator.reconcile.actions import Decision
+from moe_operator.reconcile.snapshot import Snapshot
+from moe_operator.runtime.execute import Outcome
+from moe_operator.runtime.kube import ApiError
+from moe_operator.runtime.metrics import OperatorMetrics
+from moe_operator.runtime.queue import WorkQueue
+from moe_operator.runtime.wakeups import Key
+
+PASS_SECONDS = 300.0  # every request in a pass is bounded; this bounds their sum
+log = logging.getLogger(__name__)
+
+
+class Observes(Protocol):
+    """Gathers snapshots (see ``observe.py``)."""
+
+    async def observe(self, key: Key, last_error: str = "") -> Snapshot | None:
+        """Everything about ``key``; None when it does not exist."""
+        ...
+
+
+class Executes(Protocol):
+    """Carries out decisions (see ``execute.py``)."""
+
+    async def execute(self, snapshot: Snapshot, decision: Decision) -> Outcome:
+        """Do what the decision says."""
+        ...
+
+
+class ReconcileLoop:
+    """The handler of the work queue's keys."""
+
+    def __init__(
+        self,
+        queue: WorkQueue[Key],
+        observer: Observes,
+        decide: Callable[[Snapshot], Decision],
+        executor: Executes,
+        metrics: OperatorMetrics,
+        *,
+        gone: Callable[[Key], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._queue = queue
+        self._observer = observer
+        self._decide = decide
+        self._executor = executor
+        self._metrics = metrics
+        self._gone = gone
+        self._clock = clock
+        self._claims = asyncio.Lock()
+        self._last_errors: dict[Key, str] = {}
+        self._conflicted: set[Key] = set()
+
+    async def reconcile(self, key: Key) -> None:
+        """One pass; answers for its own errors and arranges the next pass."""
+        began = self._clock()
+        fields: dict[str, object] = {"key": str(key)}
+        try:
+            async with asyncio.timeout(PASS_SECONDS):
+                result = await self._pass(key, fields)
+        except Exception as error:
+            # A bug in one deployment's path must not take the others down: loud, counted, retried.
+            result = self._failed(key, fields, error)
+        seconds = self._clock() - began
+        self._metrics.reconciles.labels(result).inc()
+        self._metrics.reconcile_seconds.observe(seconds)
+        fields |= {"result": result, "duration_ms": round(seconds * 1000, 1)}
+        log.log(logging.WARNING if result == "error" else logging.INFO, "reconciled", extra=fields)
+
+    async def _pass(self, key: Key, fields: dict[str, object]) -> str:
+        seen = await self._look(key)
+        if seen is not None and seen[1].claims_nodes:
+            async with self._claims:
+                seen = await self._look(key)
+                outcome = seen and await self._executor.execute(*seen)
+        else:
+            outcome = seen and await self._executor.execute(*seen)
+        if seen is None or outcome is None:
+            self._forget(key)
+            return "gone"
+        fields |= _about(*seen) | {"writes": outcome.writes}
+        return self._arrange(key, fields, outcome)
+
+    async def _look(self, key: Key) -> tuple[Snapshot, Decision] | None:
+        snapshot = await self._observer.observe(key, self._last_errors.get(key, ""))
+        return None if snapshot is None else (snapshot, self._decide(snapshot))
+
+    def _arrange(self, key: Key, fields: dict[str, object], outcome: Outcome) -> str:
+        if outcome.error is not None and not outcome.conflict:
+            self._last_errors[key] = str(outcome.error)
+            return self._failed(key, fields, outcome.error)
+        if outcome.conflict:
+            self._look_again(key, fields)
+            return "conflict"
+        self._last_errors.pop(key, None)
+        self._conflicted.discard(key)
+        self._queue.forgive(key)
+        if outcome.wake_after is not None:
+            self._queue.add_after(key, outcome.wake_after)
+            fields["wake_after_s"] = round(outcome.wake_after, 3)
+        return "ok"
+
+    def _failed(self, key: Key, fields: dict[str, object], error: Exception) -> str:
+        reason = error.reason if isinstance(error, ApiError) else type(error).__name__
+        self._metrics.reconcile_errors.labels(reason).inc()
+        fields |= {"error": str(error) or reason, "reason": reason}
+        fields["retry_in_s"] = round(self._queue.retry(key), 3)
+        if not isinstance(error, ApiError | TimeoutError):
+            log.error("reconcile raised", exc_info=error, extra={"key": str(key)})
+        return "error"
+
+    def _look_again(self, key: Key, fields: dict[str, object]) -> None:
+        if key in self._conflicted:
+            fields["retry_in_s"] = round(self._queue.retry(key), 3)
+        else:
+            self._conflicted.add(key)
+            self._queue.add(key)
+
+    def _forget(self, key: Key) -> None:
+        self._last_errors.pop(key, None)
+        self._conflicted.discard(key)
+        self._queue.forgive(key)
+        self._gone(key)
+
+
+def _about(snapshot: Snapshot, decision: Decision) -> dict[str, object]:
+    status = decision.status or snapshot.object.get("status") or {}
+    return {"generation": snapshot.generation, "revision": status.get("targetRevision", "")}
+
+
+async def every(
+    seconds: float, task: Callable[[], Awaitable[None]], sleep: Callable[[float], Awaitable[None]]
+) -> None:
+    """Run ``task`` now and every ``seconds`` after, for ever; an ApiError is logged and waited out."""
+    while True:
+        try:
+            await task()
+        except ApiError as error:
+            log.warning("sweep failed", extra={"error": str(error), "reason": error.reason})
+        await sleep(seconds)
