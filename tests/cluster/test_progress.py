@@ -1,0 +1,55 @@
+import itertools
+import threading
+
+import pytest
+
+from e2e.cluster.command import CommandFailed, attempt, pipe, run
+from e2e.cluster.progress import Progress, elapsed
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0 s"), (59.94, "59.9 s"), (60, "1 m 00 s"), (211.9, "3 m 31 s"), (3600, "60 m 00 s")],
+)
+def test_elapsed_time_reads_well(seconds: float, text: str) -> None:
+    assert elapsed(seconds) == text
+
+
+def test_a_long_step_says_that_it_still_runs_and_how_long_it_took() -> None:
+    lines: list[str] = []
+    ticked = threading.Event()
+
+    def write(line: str) -> None:
+        lines.append(line)
+        ticked.set()
+
+    seconds = itertools.count(0, 40)
+    with Progress(write, lambda: float(next(seconds)), still_running=0.001).step("building kubelet"):
+        assert ticked.wait(10)
+    assert lines[0] == "  building kubelet: 40.0 s so far"
+    assert lines[-1].startswith("  building kubelet: done in ")
+
+
+def test_a_failed_step_says_so_and_lets_the_failure_through() -> None:
+    lines: list[str] = []
+    with pytest.raises(CommandFailed, match="no luck"), Progress(lines.append).step("pulling"):
+        raise CommandFailed("no luck")
+    assert [line.rpartition(" after ")[0] for line in lines] == ["  pulling: failed"]
+
+
+def test_a_failing_program_is_quoted() -> None:
+    with pytest.raises(CommandFailed, match=r"(?s)sh -c .* ended with 3:\nthe reason"):
+        run("sh", "-c", "echo the reason >&2; exit 3")
+
+
+def test_an_absent_or_slow_program_is_an_outcome() -> None:
+    assert attempt("no-such-program-here").code == 127
+    assert attempt("sleep", "30", timeout=0.05).code == 124
+
+
+def test_a_pipe_passes_bytes_and_fails_with_either_side() -> None:
+    assert pipe(("printf", "abc"), ("wc", "-c")).strip() == "3"
+    with pytest.raises(CommandFailed, match="first broke"):
+        pipe(("sh", "-c", "echo first broke >&2; exit 1"), ("cat",))
+    with pytest.raises(CommandFailed, match="second broke"):
+        pipe(("printf", "abc"), ("sh", "-c", "echo second broke >&2; exit 1"))
