@@ -213,6 +213,11 @@ class Reason(StrEnum):
         "A rank was lost, so its whole group is being recreated.",
         "Wait; see the message for what ended it.",
     )
+    RANK_LOST = (
+        "RankLost",
+        "A rank of the group is gone: its pod was deleted, evicted, or vanished with its node.",
+        "Wait; the group is recreated. See events of the pod for who removed it.",
+    )
     RESTARTS_EXHAUSTED = (
         "RestartsExhausted",
         "A group was recreated as often as spec.restart allows and still ends.",

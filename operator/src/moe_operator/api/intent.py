@@ -48,7 +48,7 @@ class Intent(_Wire):
     schema_: Literal["moe.gateway/v1"] = Field(default="moe.gateway/v1", alias="schema")
     generation: int = Field(ge=0)
     model: str
-    colours: list[Colour] = Field(default_factory=list, max_length=3)
+    colours: list[Colour] = Field(default_factory=list, max_length=16)
     allowed_paths: list[str] = Field(default_factory=list, max_length=64)
     timeouts: Timeouts = Timeouts()
     drain_seconds: int = 600

@@ -37,6 +37,8 @@ ROLE_LEADER = "leader"
 ROLE_WORKER = "worker"
 
 ANNOTATION_INCARNATION = f"{GROUP}/incarnation"  # which life of its group a pod belongs to
+ANNOTATION_APPLIED = f"{GROUP}/applied"  # digest of what the operator applied last
+ANNOTATION_RETRY = f"{GROUP}/retry"
 COMMANDS = ("promote", "abort", "pause", "rollback-to", "retry")
 
 PORT_ENGINE_HTTP = 8000

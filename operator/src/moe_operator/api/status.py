@@ -208,6 +208,8 @@ class GroupStatus(ApiModel):
     """When the last restart was decided."""
     window_started_at: Time | None = None
     """When the present window of restarts began."""
+    draining_since: Time | None = None
+    """When the group was told to take no new requests."""
     verified: bool = False
     """Whether this life of the group has answered a completion."""
     boot_timeline: BootTimeline = BootTimeline()

@@ -1,0 +1,302 @@
+"""Step 2: the facts of the model, and the revision that the accepted spec asks for.
+
+Facts come from the source through the resolver Job and are kept in an immutable ConfigMap named after the
+source, so they are read once. A spec that was planned before finds its record and keeps its layout; a new
+one is planned, and refused with all its numbers before any pod exists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moe_operator.api.conditions import ConditionType, Reason
+from moe_operator.api.manifest import Manifest, view_digest
+from moe_operator.api.moments import epoch
+from moe_operator.api.names import ANNOTATION_RETRY, LABEL_REVISION, digest, manifest_name, resolver_name
+from moe_operator.api.policy import OperatorPolicy
+from moe_operator.api.spec import MoESpec
+from moe_operator.api.status import LayoutStatus, ManifestStatus, PlanStatus, RankRow, RefusalStatus
+from moe_operator.checkpoint.model_facts import UnreadableConfig, checkpoint_from_config
+from moe_operator.engines.known import ENGINES
+from moe_operator.engines.launch import Launch, args_conflict
+from moe_operator.hardware.catalogue import CATALOGUE
+from moe_operator.planning.plan import Layout, Pinned, Plan, Refusal, Request
+from moe_operator.planning.planner import GIB, plan
+from moe_operator.reconcile.actions import Delete, Event, Obj, Ref
+from moe_operator.reconcile.draft import Draft
+from moe_operator.reconcile.snapshot import Snapshot
+from moe_operator.resources.manifest_config_map import manifest_config_map, manifest_of
+from moe_operator.resources.model_source import scheme
+from moe_operator.resources.ownership import Owner
+from moe_operator.resources.resolver_job import resolver_job
+from moe_operator.resources.revision_record import revision_record
+from moe_operator.rollout.rank_pod import Trouble, pod_trouble
+from moe_operator.rollout.revision import Revision, revision_of, same_spec, superfluous
+
+MIB = 1 << 20
+RETRY_SECONDS = 60.0  # between two tries at a source that did not answer
+COLLECT_SECONDS = 2.0
+
+
+def plan_step(snapshot: Snapshot, draft: Draft) -> Draft:
+    """Resolve the model, then find or make the revision."""
+    wish = draft.wish
+    if wish is None:
+        return draft
+    if scheme(wish.model.source) == "none":
+        return _planned(snapshot, draft, wish, None, "")
+    name = manifest_name(snapshot.name, source_digest(wish))
+    config_map = snapshot.child("ConfigMap", name)
+    if config_map is None:
+        return _resolve(snapshot, draft, wish, name)
+    try:
+        manifest = manifest_of(config_map)
+    except ValueError as error:
+        return _refuse(draft, [Refusal("MANIFEST_INVALID", str(error), f"delete ConfigMap {name}")])
+    job = snapshot.child("Job", resolver_name(snapshot.name, source_digest(wish)))
+    if job:
+        draft = draft.delete(Delete((_ref(job),), "the model's facts are collected"))
+    return _planned(snapshot, draft, wish, manifest, name)
+
+
+def source_digest(spec: MoESpec) -> str:
+    """What tells two sources apart: the address, the credentials' name, and whether code is wanted."""
+    credentials = spec.model.credentials_ref.name if spec.model.credentials_ref else ""
+    return digest(f"{spec.model.source}|{credentials}|{spec.model.trust_remote_code}")
+
+
+def _resolve(snapshot: Snapshot, draft: Draft, spec: MoESpec, name: str) -> Draft:
+    owner = Owner(snapshot.name, snapshot.namespace, snapshot.uid)
+    found = snapshot.resolver.manifest if snapshot.resolver else None
+    if found:
+        draft = draft.apply(manifest_config_map(owner, name, found)).wake(0.0)
+        draft = draft.event(Event("Normal", Reason.MODEL_RESOLVED, _facts(found)))
+        return _resolving(draft, f"collecting {_facts(found)}")
+    job_name = resolver_name(snapshot.name, source_digest(spec))
+    job = snapshot.child("Job", job_name)
+    if job is None:
+        cache = snapshot.policy.cache_classes[spec.weights.cache_class]
+        draft = draft.apply(resolver_job(owner, job_name, spec.model, cache, snapshot.policy.images.operator))
+        return _resolving(draft, f"reading {spec.model.source}").wake(COLLECT_SECONDS)
+    trouble = _resolver_trouble(snapshot, job_name)
+    if _failed(job):
+        return _resolve_failed(snapshot, draft, job, trouble)
+    if trouble:
+        draft = draft.say(ConditionType.PLAN_ACCEPTED, "Unknown", trouble.reason, trouble.message)
+        return draft.wake(COLLECT_SECONDS)
+    return _resolving(draft, _progress(snapshot, spec)).wake(COLLECT_SECONDS)
+
+
+def _resolving(draft: Draft, message: str) -> Draft:
+    return draft.say(ConditionType.PLAN_ACCEPTED, "Unknown", Reason.RESOLVING_MODEL, message)
+
+
+def _progress(snapshot: Snapshot, spec: MoESpec) -> str:
+    progress = snapshot.resolver.progress if snapshot.resolver else None
+    if not progress or not progress.bytes_total:
+        return f"reading {spec.model.source}"
+    done = 100 * progress.bytes_done // progress.bytes_total
+    return f"reading {spec.model.source}: {done} % of {progress.bytes_total / GIB:.1f} GiB hashed"
+
+
+def _resolver_trouble(snapshot: Snapshot, job_name: str) -> Trouble | None:
+    pods = [p for p in snapshot.pods if _belongs_to_job(p, job_name)]
+    troubles = (pod_trouble(p) for p in sorted(pods, key=lambda p: p["metadata"]["creationTimestamp"]))
+    return next((t for t in reversed([t for t in troubles if t])), None)
+
+
+def _belongs_to_job(pod: Obj, job_name: str) -> bool:
+    owners = pod["metadata"].get("ownerReferences") or ()
+    return any(o["kind"] == "Job" and o["name"] == job_name for o in owners)
+
+
+def _failed(job: Obj) -> bool:
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    return any(c.get("type") == "Failed" and c.get("status") == "True" for c in conditions)
+
+
+def _resolve_failed(snapshot: Snapshot, draft: Draft, job: Obj, trouble: Trouble | None) -> Draft:
+    said = trouble or Trouble(Reason.RESOLVE_FAILED, "the resolve Job failed and left no message")
+    draft = draft.say(ConditionType.PLAN_ACCEPTED, "Unknown", said.reason, said.message)
+    again = Delete((_ref(job),), "another try at the model's source")
+    if said.permanent and not retry_asked(snapshot, draft):
+        return draft.stalled(said.reason, said.message)
+    if said.permanent:
+        return remember_retry(snapshot, draft).delete(again)
+    waited = snapshot.now - _failed_at(job, snapshot.now)
+    return draft.delete(again) if waited >= RETRY_SECONDS else draft.wake(RETRY_SECONDS - waited)
+
+
+def _failed_at(job: Obj, now: float) -> float:
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    times = [
+        c["lastTransitionTime"]
+        for c in conditions
+        if c.get("type") == "Failed" and c.get("lastTransitionTime")
+    ]
+    return epoch(times[0]) if times else now
+
+
+def retry_asked(snapshot: Snapshot, draft: Draft) -> bool:
+    """Whether the retry annotation says something that was not acted on yet."""
+    value = (snapshot.object["metadata"].get("annotations") or {}).get(ANNOTATION_RETRY, "")
+    return bool(value) and draft.status.rollout.last_command != f"retry={value}"
+
+
+def remember_retry(snapshot: Snapshot, draft: Draft) -> Draft:
+    """Record the annotation as handled, before the act."""
+    value = snapshot.object["metadata"]["annotations"][ANNOTATION_RETRY]
+    rollout = draft.status.rollout.model_copy(update={"last_command": f"retry={value}"})
+    return draft.with_status(rollout=rollout)
+
+
+def _planned(snapshot: Snapshot, draft: Draft, spec: MoESpec, manifest: Manifest | None, name: str) -> Draft:
+    view = view_digest(manifest.files) if manifest else ""
+    if manifest:
+        draft = draft.with_status(
+            manifest=ManifestStatus(
+                name=name,
+                source=manifest.source,
+                resolved=manifest.resolved,
+                view_digest=view,
+                total_bytes=manifest.total_bytes,
+            )
+        )
+    try:
+        request = plan_request(spec, manifest, snapshot.policy)
+    except UnreadableConfig as error:
+        return _refuse(draft, [Refusal("CONFIG_UNREADABLE", str(error), "check the model's config.json")])
+    known = same_spec(draft.records.values(), spec, view)
+    answer = plan(request, ENGINES[spec.engine.type].rules)
+    layout = known.layout if known else answer.layout
+    conflict = _args_conflict(snapshot, spec, layout) if layout else None
+    refusals = [*answer.refusals, *([conflict] if conflict else [])]
+    if known is None and (refusals or layout is None):
+        return _refuse(draft, refusals)
+    assert layout is not None
+    revision = known or revision_of(spec, layout, view, name)
+    draft = _accepted(draft, revision, answer)
+    return draft if known else _recorded(snapshot, draft, revision)
+
+
+def plan_request(spec: MoESpec, manifest: Manifest | None, policy: OperatorPolicy) -> Request:
+    """The planner's question for an accepted spec (presets filled in)."""
+    want, pinned = spec.accelerators, spec.parallelism
+    gpus = want.gpus_per_node or 1
+    data = pinned.data if pinned else None
+    tensor = pinned.tensor if pinned else None
+    if spec.engine.type == "SGLang" and tensor and data:
+        tensor //= data  # SGLang's tp counts the whole world of a stage, attention DP lies inside it
+    checkpoint = None
+    if manifest:
+        size = manifest.weights.total_bytes or manifest.total_bytes
+        checkpoint = checkpoint_from_config(manifest.config, size)
+    return Request(
+        engine=spec.engine.type,
+        checkpoint=checkpoint,
+        pinned=Pinned(
+            tensor=tensor,
+            pipeline=pinned.pipeline if pinned else None,
+            data=data,
+            expert=pinned.expert if pinned else None,
+            decode_context=pinned.decode_context if pinned else None,
+        ),
+        nodes=want.nodes,
+        gpus_per_node=gpus,
+        domain_gpus=_domain_gpus(spec, gpus),
+        gpu_memory_bytes=_memory_of(want.product, policy),
+        memory_utilization=float(spec.engine.memory_utilization),
+        max_model_len=spec.engine.max_model_len,
+        balanced_experts=spec.engine.expert_balancing.enabled,
+        redundant_experts=spec.engine.expert_balancing.redundant_experts,
+    )
+
+
+def _domain_gpus(spec: MoESpec, gpus_per_node: int) -> int | None:
+    if spec.placement.policy == "Preferred":
+        return None
+    spans = spec.placement.domain.type == "Label"
+    return gpus_per_node * (spec.accelerators.nodes or 1) if spans else gpus_per_node
+
+
+def _memory_of(product: str, policy: OperatorPolicy) -> int | None:
+    added, known = policy.gpu_products.get(product), CATALOGUE.get(product)
+    mib = added.memory_mib if added else known.memory_mib if known else None
+    return mib * MIB if mib else None
+
+
+def _args_conflict(snapshot: Snapshot, spec: MoESpec, layout: Layout) -> Refusal | None:
+    engine = ENGINES[spec.engine.type]
+    without = spec.model_copy(update={"engine": spec.engine.model_copy(update={"args": []})})
+    generated = engine.rank_command(Launch(without, layout, "", snapshot.name, ""), 0).args
+    return args_conflict(engine, spec.engine.args, generated)
+
+
+def _accepted(draft: Draft, revision: Revision, answer: Plan) -> Draft:
+    layout = revision.layout
+    status = PlanStatus(
+        verdict="Fits",
+        layout=_layout_status(layout),
+        per_rank=[RankRow(name=row.name, gibibytes=f"{row.size / GIB:.1f}") for row in answer.rows],
+        max_model_len=answer.max_model_len,
+        assumptions=list(answer.assumptions),
+    )
+    draft = replace(draft, target=revision).with_status(plan=status, target_revision=revision.hash)
+    return draft.say(
+        ConditionType.PLAN_ACCEPTED, "True", Reason.PLAN_FITS, f"revision {revision.hash}: {layout}"
+    )
+
+
+def _recorded(snapshot: Snapshot, draft: Draft, revision: Revision) -> Draft:
+    owner = Owner(snapshot.name, snapshot.namespace, snapshot.uid)
+    number = 1 + max((r.number for r in draft.records.values()), default=0)
+    draft = draft.apply(revision_record(owner, revision, number))
+    draft = replace(draft, records={**draft.records, revision.hash: replace(revision, number=number)})
+    old = superfluous(draft.records.values(), [*draft.wanted, *(g.revision for g in draft.groups)])
+    objects = [
+        o for o in snapshot.children.get("ControllerRevision", ()) if _hash(o) in {r.hash for r in old}
+    ]
+    return (
+        draft.delete(Delete(tuple(map(_ref, objects)), "more revisions than are kept")) if objects else draft
+    )
+
+
+def _hash(record: Obj) -> str:
+    return str((record["metadata"].get("labels") or {}).get(LABEL_REVISION, ""))
+
+
+def _layout_status(layout: Layout) -> LayoutStatus:
+    return LayoutStatus(
+        tensor=layout.tensor,
+        pipeline=layout.pipeline,
+        data=layout.data,
+        expert=layout.expert,
+        decode_context=layout.decode_context,
+        nodes=layout.nodes,
+        gpus_per_node=layout.gpus_per_node,
+        summary=str(layout),
+    )
+
+
+def _refuse(draft: Draft, refusals: list[Refusal]) -> Draft:
+    said = "; ".join(f"[{r.code}] {r.message} → {r.fix}" for r in refusals)
+    serving = bool(draft.status.active_revision)
+    status = PlanStatus(
+        verdict="Refused",
+        refusals=[RefusalStatus(code=r.code, message=r.message, fix=r.fix) for r in refusals],
+    )
+    draft = draft.with_status(plan=status).say(
+        ConditionType.PLAN_ACCEPTED, "False", Reason.PLAN_REFUSED, said
+    )
+    if serving:
+        said = f"{said}; revision {draft.status.active_revision} keeps serving"
+    return draft.stalled(Reason.EDIT_REFUSED if serving else Reason.PLAN_REFUSED, said)
+
+
+def _facts(manifest: Manifest) -> str:
+    return f"{len(manifest.files)} files, {manifest.total_bytes / GIB:.1f} GiB from {manifest.source}"
+
+
+def _ref(obj: Obj) -> Ref:
+    meta = obj["metadata"]
+    return Ref(obj["kind"], meta["namespace"], meta["name"], meta.get("uid", ""))

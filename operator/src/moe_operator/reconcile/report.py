@@ -1,0 +1,220 @@
+"""Step 8: what people and tools read: conditions, counts, the group that holds things up.
+
+kstatus rules: ``Ready`` is there from the first write, ``Reconciling`` and ``Stalled`` only while they hold,
+``observedGeneration`` always. ``Ready`` is about serving: a healthy rollout and a refused edit leave it True.
+A condition keeps its transition time until its status changes, so an unchanged world writes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from moe_operator.api.conditions import ConditionType, Reason
+from moe_operator.api.moments import moment
+from moe_operator.api.names import (
+    COMPONENT_ENGINE,
+    LABEL_COMPONENT,
+    LABEL_DEPLOYMENT,
+    LABEL_ROLE,
+    ROLE_LEADER,
+    gateway_name,
+    label_value,
+)
+from moe_operator.api.status import Condition, GatewayStatus
+from moe_operator.reconcile.actions import Event
+from moe_operator.reconcile.draft import Draft, Truth, Verdict
+from moe_operator.reconcile.gateway_acks import gateway_pods, rejections, serving_acks
+from moe_operator.reconcile.snapshot import Snapshot
+from moe_operator.rollout.groups import Group
+
+LOOK_SECONDS = 1.0
+PENDING = Verdict("Unknown", Reason.PENDING)
+
+
+def report(snapshot: Snapshot, draft: Draft) -> Draft:
+    """Conclude the conditions that sum up the others, and write them all."""
+    draft = _gateway(snapshot, draft)
+    draft = _serving(draft)
+    draft = _progress(draft)
+    draft = _api_error(snapshot, draft)
+    selector = ",".join(
+        (
+            f"{LABEL_DEPLOYMENT}={label_value(snapshot.name)}",
+            f"{LABEL_COMPONENT}={COMPONENT_ENGINE}",
+            f"{LABEL_ROLE}={ROLE_LEADER}",
+        )
+    )
+    draft = _transitions(snapshot, draft)
+    return draft.with_status(
+        observed_generation=snapshot.generation,
+        replicas=len([g for g in draft.groups if g.revision == _serving_revision(draft) and g.pods]),
+        ready_replicas=len(_serving_groups(draft)),
+        selector=selector,
+    )
+
+
+def _serving_revision(draft: Draft) -> str:
+    return draft.status.active_revision or draft.status.target_revision
+
+
+def _serving_groups(draft: Draft) -> list[Group]:
+    return [g for g in draft.groups_of(draft.status.active_revision) if g.serving]
+
+
+def _gateway(snapshot: Snapshot, draft: Draft) -> Draft:
+    name, kind = gateway_name(snapshot.name), ConditionType.GATEWAY_READY
+    pods, acks = gateway_pods(snapshot), serving_acks(snapshot)
+    service = snapshot.child("Service", name)
+    port = service["spec"]["ports"][0]["port"] if service else 0
+    generation = draft.status.gateway.generation
+    acked = min((a.generation for a in acks), default=-1)
+    status = GatewayStatus(
+        replicas=len(pods),
+        ready_replicas=len(acks),
+        endpoint=f"http://{name}.{snapshot.namespace}.svc:{port}" if port else "",
+        generation=generation,
+        acked_generation=acked,
+    )
+    draft = draft.with_status(gateway=status)
+    refused = "; ".join(rejections(snapshot))
+    if refused:
+        return draft.say(kind, "False", Reason.GATEWAY_CONFIG_REJECTED, refused).wake(LOOK_SECONDS)
+    if not acks:
+        reason = Reason.GATEWAY_STARTING if snapshot.child("Deployment", name) else Reason.PENDING
+        return draft.say(kind, "False", reason, f"0 of {len(pods)} gateway pods are ready")
+    if acked < generation or any(p["kind"] == "ConfigMap" for p in draft.applies):
+        said = f"configuration {generation} is on its way; the slowest gateway pod runs {acked}"
+        return draft.say(kind, "False", Reason.GATEWAY_STARTING, said).wake(LOOK_SECONDS)
+    said = f"{len(acks)} gateway pod(s) run configuration {generation}; no API keys are asked for"
+    return draft.say(kind, "True", Reason.GATEWAY_READY, said)
+
+
+def _serving(draft: Draft) -> Draft:
+    serving = len(_serving_groups(draft))
+    wanted = draft.wish.replicas if draft.wish else len(draft.groups_of(draft.status.active_revision))
+    gateway = draft.status.gateway
+    reachable = gateway.ready_replicas > 0
+    if wanted == 0 and draft.wish:
+        draft = draft.say(ConditionType.AVAILABLE, "False", Reason.SCALED_TO_ZERO, "spec.replicas is 0")
+        return draft.say(ConditionType.READY, "True", Reason.SCALED_TO_ZERO, "nothing is to serve")
+    available: Truth = "True" if serving and reachable else "False"
+    said = f"{serving} of {wanted} group(s) of revision {draft.status.active_revision or 'none'} serve"
+    said += "" if reachable else "; no gateway pod is ready"
+    reason = Reason.SERVING if available == "True" else Reason.NOT_SERVING
+    draft = draft.say(ConditionType.AVAILABLE, available, reason, said)
+    whole = available == "True" and serving >= wanted and _knows(draft)
+    if whole or not draft.status.active_revision:
+        draft = draft.say(ConditionType.DEGRADED, "False", reason, "")
+    else:
+        draft = draft.say(ConditionType.DEGRADED, "True", *_why_degraded(draft, said))
+    ready: Truth = "True" if whole else "False"
+    return draft.say(ConditionType.READY, ready, Reason.SERVING if whole else Reason.NOT_SERVING, said)
+
+
+def _knows(draft: Draft) -> bool:
+    """Whether the gateway has been told about what serves: then a request arrives."""
+    gateway = draft.condition(ConditionType.GATEWAY_READY)
+    was_ready = draft.status.condition(ConditionType.READY)
+    return gateway.status == "True" or bool(was_ready and was_ready.status == "True")
+
+
+def _why_degraded(draft: Draft, said: str) -> tuple[Reason, str]:
+    for group in draft.groups_of(draft.status.active_revision):
+        if group.record.phase == "Failed":
+            return Reason.RESTARTS_EXHAUSTED, f"replica {group.replica}: {group.record.message}"
+        if group.record.phase == "Restarting" or group.record.restarts:
+            return Reason.GROUP_RESTARTING, f"replica {group.replica}: {group.record.message or said}"
+    return Reason.NOT_SERVING, said
+
+
+PHASES = {
+    "Preflight": Reason.INSUFFICIENT_CAPACITY_FOR_ROLLOUT,
+    "Starting": Reason.REVISION_STARTING,
+    "Verifying": Reason.VERIFYING,
+    "Shifting": Reason.SWITCHING,
+    "Draining": Reason.DRAINING_OLD,
+    "Retiring": Reason.DRAINING_OLD,
+}
+
+
+def _progress(draft: Draft) -> Draft:
+    kind, stalled = ConditionType.PROGRESSING, draft.conditions.get(ConditionType.STALLED)
+    rollout = draft.status.rollout
+    if ConditionType.CAPACITY_FOR_ROLLOUT not in draft.conditions:
+        in_flight = rollout.phase in PHASES
+        reason = Reason.CAPACITY_AVAILABLE if in_flight else Reason.NOT_APPLICABLE
+        truth: Truth = "True" if in_flight else "Unknown"
+        draft = draft.say(ConditionType.CAPACITY_FOR_ROLLOUT, truth, reason)
+    draft = draft.say(ConditionType.ROLLOUT_PAUSED, "False", Reason.NOT_APPLICABLE)
+    failed = [g for g in draft.groups if g.record.phase == "Failed" and g.revision in draft.wanted]
+    if not stalled and failed:
+        said = f"revision {failed[0].revision} replica {failed[0].replica}: {failed[0].record.message}"
+        draft = draft.stalled(Reason.RESTARTS_EXHAUSTED, said)
+        stalled = draft.conditions[ConditionType.STALLED]
+    if stalled:
+        if kind not in draft.conditions:
+            draft = draft.say(kind, "False", stalled.reason, stalled.message)
+        return draft
+    done = draft.condition(ConditionType.READY).status == "True" and rollout.phase == "Stable"
+    if done:
+        return draft.say(
+            kind, "False", Reason.REVISION_READY, f"revision {draft.status.active_revision} serves"
+        )
+    reason, said = _what_goes_on(draft)
+    draft = draft.say(kind, "True", reason, said)
+    return draft.say(ConditionType.RECONCILING, "True", reason, said)
+
+
+def _what_goes_on(draft: Draft) -> tuple[Reason, str]:
+    """The first thing in the chain that is not done yet."""
+    for kind in (ConditionType.PLAN_ACCEPTED, ConditionType.CAPACITY_FOR_ROLLOUT, ConditionType.PLACED):
+        verdict = draft.condition(kind)
+        if verdict.status != "True" and verdict.reason is not Reason.NOT_APPLICABLE:
+            return verdict.reason, verdict.message
+    stuck = next((g for g in draft.groups if g.record.message and g.revision in draft.wanted), None)
+    if stuck:
+        trouble = next((p.trouble for p in stuck.current if p.trouble), None)
+        reason = trouble.reason if trouble else Reason.GROUP_RESTARTING
+        return reason, f"replica {stuck.replica}: {stuck.record.message}"
+    staged = draft.condition(ConditionType.WEIGHTS_STAGED)
+    if staged.status == "False":
+        return staged.reason, staged.message
+    phase = draft.status.rollout.phase
+    starting = draft.groups_of(draft.status.target_revision)
+    ranks = f"{sum(g.record.ready_ranks for g in starting)} of {sum(g.size for g in starting)} ranks ready"
+    return PHASES.get(phase, Reason.GROUP_STARTING), ranks
+
+
+def _api_error(snapshot: Snapshot, draft: Draft) -> Draft:
+    if not snapshot.last_error:
+        return draft
+    return draft.say(ConditionType.PROGRESSING, "False", Reason.API_ERROR, snapshot.last_error)
+
+
+def _transitions(snapshot: Snapshot, draft: Draft) -> Draft:
+    conditions = [c for kind in ConditionType if (c := _condition(snapshot, draft, kind))]
+    for condition in conditions:
+        before = draft.status.condition(condition.type)
+        if condition.type == ConditionType.READY and (before is None or before.status != condition.status):
+            up = condition.status == "True"
+            if before is not None or up:
+                kind: Literal["Normal", "Warning"] = "Normal" if up else "Warning"
+                draft = draft.event(Event(kind, condition.reason, condition.message))
+    return draft.with_status(conditions=conditions)
+
+
+def _condition(snapshot: Snapshot, draft: Draft, kind: ConditionType) -> Condition | None:
+    verdict = draft.conditions.get(kind)
+    if kind.only_when_true and (verdict is None or verdict.status != "True"):
+        return None
+    verdict = verdict or PENDING
+    before = draft.status.condition(kind)
+    same = before is not None and before.status == verdict.status
+    return Condition(
+        type=kind,
+        status=verdict.status,
+        reason=verdict.reason,
+        message=verdict.message,
+        observed_generation=snapshot.generation,
+        last_transition_time=before.last_transition_time if before and same else moment(snapshot.now),
+    )

@@ -1,0 +1,93 @@
+"""Step 7: the gateway's own objects, and the intent that its pods follow.
+
+Only the leader of a whole group that has answered a completion is an endpoint. The intent's generation grows
+by one whenever its content changes and never otherwise; it survives the loss of the ConfigMap through status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from moe_operator.api.intent import INTENT_KEY, Colour, Intent, Timeouts
+from moe_operator.api.names import gateway_name
+from moe_operator.api.spec import MoESpec
+from moe_operator.reconcile.draft import Draft
+from moe_operator.reconcile.drift import differs, stamped
+from moe_operator.reconcile.serve import served_name
+from moe_operator.reconcile.snapshot import Snapshot
+from moe_operator.resources.gateway import gateway_objects, intent_config_map
+from moe_operator.resources.ownership import Owner
+from moe_operator.rollout.retire import Leave
+
+
+def observed_intent(snapshot: Snapshot) -> Intent | None:
+    """What the gateways were told last; None when nothing, or nothing readable, is there."""
+    config_map = snapshot.child("ConfigMap", gateway_name(snapshot.name))
+    text = ((config_map or {}).get("data") or {}).get(INTENT_KEY)
+    if not text:
+        return None
+    try:
+        return Intent.model_validate_json(text)
+    except ValueError:
+        return None  # somebody broke it: it is written anew
+
+
+def route(snapshot: Snapshot, draft: Draft) -> Draft:
+    """Apply what the gateway needs and does not have."""
+    spec = _gateway_spec(draft)
+    if spec is None or snapshot.namespace_terminating:
+        return draft
+    owner = Owner(snapshot.name, snapshot.namespace, snapshot.uid)
+    intent = _numbered(draft, _intent(snapshot, draft, spec))
+    objects = [intent_config_map(owner, intent), *gateway_objects(owner, spec, snapshot.policy)]
+    changed = [
+        o for o in map(stamped, objects) if differs(snapshot.child(o["kind"], o["metadata"]["name"]), o)
+    ]
+    gateway = draft.status.gateway.model_copy(update={"generation": intent.generation})
+    return draft.apply(*changed).with_status(gateway=gateway)
+
+
+def _gateway_spec(draft: Draft) -> MoESpec | None:
+    """The accepted spec's gateway, or that of what serves while the newest spec is refused."""
+    if draft.wish:
+        return draft.wish
+    serving = draft.records.get(draft.status.active_revision)
+    return serving.spec if serving else None
+
+
+def _intent(snapshot: Snapshot, draft: Draft, spec: MoESpec) -> Intent:
+    gateway = spec.gateway
+    return Intent(
+        generation=0,
+        model=served_name(snapshot, spec),
+        colours=list(_colours(draft)),
+        allowed_paths=list(gateway.allowed_paths),
+        timeouts=Timeouts(
+            first_byte_seconds=gateway.timeouts.first_byte_seconds, idle_seconds=gateway.timeouts.idle_seconds
+        ),
+        drain_seconds=spec.rollout.drain_seconds,
+    )
+
+
+def _colours(draft: Draft) -> Iterable[Colour]:
+    for revision, weight in sorted(draft.weights.items()):
+        endpoints = [
+            g.endpoint
+            for g in draft.groups_of(revision)
+            if g.serving and g.endpoint and (revision, g.replica) not in draft.leaving
+        ]
+        if endpoints:
+            yield Colour(revision=revision, weight=weight, endpoints=endpoints)
+    for group in draft.groups:
+        step = draft.leaving.get((group.revision, group.replica))
+        if step is Leave.STANDBY and group.endpoint:
+            name = f"{group.revision}-leaving-{group.replica}"
+            yield Colour(revision=name, weight=0, endpoints=[group.endpoint])
+
+
+def _numbered(draft: Draft, wanted: Intent) -> Intent:
+    before = draft.intent
+    if before and before.model_copy(update={"generation": 0}) == wanted:
+        return before
+    newest = max(before.generation if before else 0, draft.status.gateway.generation)
+    return wanted.model_copy(update={"generation": newest + 1})

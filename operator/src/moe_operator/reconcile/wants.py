@@ -1,0 +1,73 @@
+"""Which IO the next decision needs, computed from the children alone.
+
+Nodes and other owners' pods are read only while something has to be placed; engines are asked only while
+they have to prove themselves; gateways are asked while there are any.
+"""
+
+from __future__ import annotations
+
+from moe_operator.api.names import (
+    COMPONENT_RESOLVER,
+    FINALIZER,
+    LABEL_COMPONENT,
+)
+from moe_operator.reconcile.accept import accept
+from moe_operator.reconcile.actions import Obj
+from moe_operator.reconcile.decide import first_draft
+from moe_operator.reconcile.draft import Draft
+from moe_operator.reconcile.gateway_acks import gateway_pods
+from moe_operator.reconcile.place import rollout_failed, unplaced
+from moe_operator.reconcile.plan import plan_step
+from moe_operator.reconcile.serve import served_name
+from moe_operator.reconcile.snapshot import Snapshot, Wants
+
+
+def wants(snapshot: Snapshot) -> Wants:
+    """What to gather beyond the children."""
+    finalizers = snapshot.object["metadata"].get("finalizers") or ()
+    if snapshot.deleting or FINALIZER not in finalizers:
+        return Wants()
+    draft = plan_step(snapshot, accept(snapshot, first_draft(snapshot)))
+    unproven = [g for g in draft.groups if g.ready and not g.record.verified and g.leader and g.leader.ip]
+    return Wants(
+        cluster=_must_place(draft),
+        resolver_pod_ip=_resolver_ip(snapshot),
+        stager_pods={
+            p.name: p.ip for g in draft.groups for p in g.current if p.ip and not p.staged and not p.ended
+        },
+        leaders={g.leader.name: g.leader.ip for g in unproven if g.leader},
+        completions=frozenset(g.leader.name for g in unproven if g.leader),
+        model=_model(snapshot, draft),
+        gateway_pods={p["metadata"]["name"]: ip for p in gateway_pods(snapshot) if (ip := _ip(p))},
+        ack_generation=draft.intent.generation if draft.intent else -1,
+    )
+
+
+def _must_place(draft: Draft) -> bool:
+    if draft.target is None or draft.wish is None or rollout_failed(draft, draft.target):
+        return False
+    return bool(unplaced(draft, draft.target, draft.wish.replicas))
+
+
+def _model(snapshot: Snapshot, draft: Draft) -> str:
+    record = draft.target or draft.records.get(draft.status.target_revision)
+    return served_name(snapshot, record.spec) if record else snapshot.name
+
+
+def _resolver_ip(snapshot: Snapshot) -> str:
+    resolvers = [p for p in snapshot.pods if _component(p) == COMPONENT_RESOLVER and _running(p)]
+    return next((_ip(p) for p in resolvers if _ip(p)), "")
+
+
+def _component(pod: Obj) -> str:
+    return str((pod["metadata"].get("labels") or {}).get(LABEL_COMPONENT, ""))
+
+
+def _running(pod: Obj) -> bool:
+    return (pod.get("status") or {}).get("phase") == "Running" and not pod["metadata"].get(
+        "deletionTimestamp"
+    )
+
+
+def _ip(pod: Obj) -> str:
+    return str((pod.get("status") or {}).get("podIP") or "")

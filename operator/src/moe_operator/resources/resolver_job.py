@@ -1,0 +1,80 @@
+"""The Job that reads a model's facts with the tenant's credentials and serves them until collected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moe_operator.api.manifest import PERMANENT_EXITS
+from moe_operator.api.names import (
+    COMPONENT_RESOLVER,
+    PATH_TERMINATION_LOG,
+    PORT_STAGE_PROGRESS,
+    common_labels,
+)
+from moe_operator.api.policy import CacheClass
+from moe_operator.api.spec import ModelSpec
+from moe_operator.resources.model_source import stager_source
+from moe_operator.resources.ownership import Owner
+from moe_operator.resources.security import RESTRICTED_CONTAINER
+
+Obj = dict[str, Any]
+RETRIES = 2  # beyond these the operator waits before it lets the Job try again
+DEADLINE_SECONDS = 6 * 3600  # hashing a trillion parameters from a slow mount takes hours
+
+
+def resolver_job(owner: Owner, name: str, model: ModelSpec, cache: CacheClass, image: str) -> Obj:
+    """Build the resolver's Job."""
+    source = stager_source(model, cache, store_mounted=False)
+    container = {
+        "name": "resolve",
+        "image": image,
+        "command": ["moestage"],
+        "args": [
+            "resolve",
+            *source.args,
+            "--listen",
+            f"0.0.0.0:{PORT_STAGE_PROGRESS}",
+            "--termination-log",
+            PATH_TERMINATION_LOG,
+        ],
+        "ports": [{"name": "progress", "containerPort": PORT_STAGE_PROGRESS}],
+        "readinessProbe": {
+            "httpGet": {"path": "/manifest", "port": PORT_STAGE_PROGRESS},
+            "periodSeconds": 1,
+            "timeoutSeconds": 5,
+        },
+        "terminationMessagePath": PATH_TERMINATION_LOG,
+        "securityContext": RESTRICTED_CONTAINER,
+        "volumeMounts": list(source.mounts),
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": owner.metadata(name, COMPONENT_RESOLVER),
+        "spec": {
+            "backoffLimit": RETRIES,
+            "activeDeadlineSeconds": DEADLINE_SECONDS,
+            "podFailurePolicy": {
+                "rules": [
+                    {
+                        "action": "FailJob",
+                        "onExitCodes": {
+                            "containerName": "resolve",
+                            "operator": "In",
+                            "values": sorted(int(code) for code in PERMANENT_EXITS),
+                        },
+                    }
+                ]
+            },
+            "template": {
+                "metadata": {"labels": common_labels(owner.name, COMPONENT_RESOLVER)},
+                "spec": {
+                    "restartPolicy": "Never",
+                    "automountServiceAccountToken": False,
+                    "terminationGracePeriodSeconds": 5,
+                    "containers": [container],
+                    "volumes": list(source.volumes),
+                },
+            },
+        },
+    }

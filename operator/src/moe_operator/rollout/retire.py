@@ -1,0 +1,62 @@
+"""How a group leaves without losing a request.
+
+Weight 0 first (running streams go on, and it can still step in when everything else is down), then out of
+the gateways' configuration once nothing runs on it or the drain time is over, then its pods. Each step waits
+until every gateway pod has acknowledged the one before: a lagging gateway would keep sending to it. All of
+it is read from the intent that was written and from what the gateways answered; nothing is remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+from moe_operator.api.intent import Ack, Colour, Endpoint, Intent
+
+
+class Leave(Enum):
+    """The next step of a group that is to go."""
+
+    STANDBY = "standby"  # stay in the configuration with weight 0
+    OUT = "out"  # leave the configuration
+    DELETE = "delete"  # nobody sends to it any more
+
+
+def next_leave(endpoint: Endpoint | None, intent: Intent | None, acks: Sequence[Ack], overdue: bool) -> Leave:
+    """Decide one step. ``acks``: of every gateway pod that serves; ``overdue``: the drain time is over."""
+    if endpoint is None or intent is None:
+        return Leave.DELETE
+    colour = next((c for c in intent.colours if holds(c, endpoint)), None)
+    acked = all(ack.generation >= intent.generation for ack in acks)
+    if colour is None:
+        return Leave.DELETE if acked or overdue else Leave.OUT
+    if overdue:
+        return Leave.OUT
+    if colour.weight > 0 or not acked:
+        return Leave.STANDBY
+    return Leave.STANDBY if _running(endpoint, acks) else Leave.OUT
+
+
+def holds(colour: Colour, endpoint: Endpoint) -> bool:
+    """Whether the colour sends to that address."""
+    return any((e.address, e.port) == (endpoint.address, endpoint.port) for e in colour.endpoints)
+
+
+def healthy_everywhere(endpoints: Sequence[Endpoint], intent: Intent, acks: Sequence[Ack]) -> bool:
+    """Whether every gateway pod runs ``intent`` and finds every endpoint healthy; False without gateways."""
+    wanted = {(e.address, e.port) for e in endpoints}
+    return bool(acks) and all(
+        ack.accepted
+        and ack.generation >= intent.generation
+        and wanted <= {(h.address, h.port) for h in ack.hosts if h.healthy}
+        for ack in acks
+    )
+
+
+def _running(endpoint: Endpoint, acks: Sequence[Ack]) -> int:
+    return sum(
+        host.active_requests
+        for ack in acks
+        for host in ack.hosts
+        if (host.address, host.port) == (endpoint.address, endpoint.port)
+    )
