@@ -1,0 +1,231 @@
+"""Bring the newest intent into Envoy and say truthfully what Envoy runs.
+
+An intent is *offered* by anyone, *written* as files, and *settled* when Envoy has either accepted every
+file or refused one. Accepted: it becomes the intent to fall back to. Refused: Envoy goes on with what it
+had, the files go back to the accepted intent so that a restart of Envoy finds good ones, and the reason
+is kept for ``/ack``.
+
+Invariants: an intent older than one already seen, on disk or in memory, is ignored; nothing is cached
+about Envoy between two readings; losing Envoy or this process at any moment loses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Iterator, Mapping
+
+from pydantic import ValidationError
+
+from moe_operator.api.intent import Ack, Intent
+from moe_operator.gateway import readback, validate
+from moe_operator.gateway.admin import Admin, EnvoyAway
+from moe_operator.gateway.readback import Reading, Subscriptions
+from moe_operator.gateway.render import render_intent, version_of
+from moe_operator.gateway.store import Store
+from moe_operator.gateway.watch import FROM_MOUNT
+
+FIRST_LOOK_SECONDS = 0.01  # after a write; then ever slower while Envoy has not answered for it
+SLOWEST_LOOK_SECONDS = 1.0
+LOOK_GROWTH = 1.5
+REFUSAL_LOOKS = 3  # a refusal must outlive this many looks: a late one may belong to the file before
+
+DEFAULT_INTENT = Intent(generation=0, model="")
+
+_log = logging.getLogger(__name__)
+
+
+class Agent:
+    """One gateway pod's link between the operator's intent and Envoy."""
+
+    def __init__(self, store: Store, admin: Admin, envoy: str | None) -> None:
+        self._store = store
+        self._admin = admin
+        self._envoy = envoy  # command that can validate; None = say only which file was refused
+        self._accepted = store.accepted()
+        self._wanted: Intent | None = None
+        self._received = max(store.generation(), self._accepted.generation if self._accepted else -1)
+        self._handled = -1  # newest generation taken in this life of the agent
+        self._rejected = ""
+        self._changed = asyncio.Event()  # replaced at every change; hold it before looking
+        self.rejections = 0
+
+    @property
+    def received_generation(self) -> int:
+        """Newest generation seen, also by an earlier life of the agent; -1 = none."""
+        return self._received
+
+    @property
+    def drain_seconds(self) -> int:
+        """How long the intent lets streams run once the pod is told to go."""
+        return (self._accepted or DEFAULT_INTENT).drain_seconds
+
+    def offer(self, text: str, origin: str) -> None:
+        """Take an intent as text unless it is old; one that cannot be read counts as refused."""
+        try:
+            intent = Intent.model_validate_json(text)
+        except ValidationError as error:
+            self._take_unreadable(text, origin, error)
+            return
+        fields = {"generation": intent.generation, "origin": origin}
+        if not self._is_news(intent.generation):
+            if intent.generation < self._received:
+                _log.info("older intent ignored", extra={"fields": fields})
+            return
+        _log.info("intent received", extra={"fields": fields})
+        self._received = self._handled = intent.generation
+        self._wanted, self._rejected = intent, ""
+        self._announce()
+
+    def _is_news(self, generation: int) -> bool:
+        # What an earlier life saw is taken once more: nobody knows whether Envoy had answered for it.
+        return generation >= self._received and generation != self._handled
+
+    def _take_unreadable(self, text: str, origin: str, error: ValidationError) -> None:
+        generation = _generation_in(text)
+        if generation is None and origin == FROM_MOUNT and self._received >= 0:
+            return  # a stale mount says nothing about the intent that the API server holds
+        if generation is not None:
+            if not self._is_news(generation):
+                return
+            self._received = self._handled = generation
+        self._reject(f"not an intent ({origin}): {error}")
+
+    async def keep_settled(self) -> None:
+        """Settle every intent that is offered; runs until cancelled."""
+        settled: Intent | None = None
+        while True:
+            changed, wanted = self._changed, self._wanted
+            if wanted is None or wanted is settled:
+                await changed.wait()
+                continue
+            await self._settle(wanted)
+            settled = wanted
+
+    async def _settle(self, intent: Intent) -> None:
+        """Return when Envoy has accepted or refused ``intent``, or a newer one is wanted."""
+        files = render_intent(intent, self._store.xds)
+        before = await self._refusals()
+        pauses, looks_refused, written = _pauses(), 0, False
+        while self._wanted is intent:
+            changed = self._changed
+            written = written or await self._write(files)
+            seen = await self._subscriptions()
+            if seen is None:
+                before = {}  # a new Envoy counts from zero
+            elif _runs(seen, files):
+                await self._accept(intent)
+                return
+            elif refused := seen.refused_since(before):
+                looks_refused += 1
+                if looks_refused >= REFUSAL_LOOKS:
+                    await self._roll_back(intent, refused)
+                    return
+            await _wait(changed, next(pauses))
+
+    async def _write(self, files: Mapping[str, str]) -> bool:
+        try:
+            changed = await asyncio.to_thread(self._store.put, files)
+        except OSError as error:  # a full disk may empty again
+            self._reject(f"cannot write: {error}")
+            return False
+        _log.info("files written", extra={"fields": {"files": changed}})
+        return True
+
+    async def _accept(self, intent: Intent) -> None:
+        await asyncio.to_thread(self._store.remember, intent)
+        self._accepted = intent
+        if intent.generation == self._received:
+            self._rejected = ""
+        _log.info("intent accepted", extra={"fields": {"generation": intent.generation}})
+        self._announce()
+
+    async def _roll_back(self, intent: Intent, refused: tuple[str, ...]) -> None:
+        reason = await self._reason(intent, refused)
+        if self._wanted is intent:
+            await self._write(render_intent(self._accepted, self._store.xds))
+            self._reject(reason)
+
+    async def _reason(self, intent: Intent, refused: tuple[str, ...]) -> str:
+        fallback = f"Envoy refused {', '.join(refused)}; its log says why"
+        if self._envoy is None:
+            return fallback
+        try:
+            files = self._store.site_files() | render_intent(intent, self._store.xds)
+            return await validate.refusal(files, self._envoy) or fallback
+        except (OSError, TimeoutError) as error:
+            return f"{fallback} (validating failed: {error!r})"
+
+    def _reject(self, reason: str) -> None:
+        if reason == self._rejected:
+            return
+        self._rejected = reason
+        self.rejections += 1
+        fields = {"generation": self._received, "reason": reason}
+        _log.error("intent rejected", extra={"fields": fields})
+        self._announce()
+
+    async def read(self) -> Reading | None:
+        """Look at Envoy now; None when it does not answer."""
+        try:
+            return await self._admin.read()
+        except EnvoyAway:
+            return None
+
+    async def ack(self) -> Ack:
+        """What Envoy runs at this moment and what became of the newest intent."""
+        return readback.ack(await self.read(), self._received, self._rejected)
+
+    async def ack_of(self, generation: int, timeout: float) -> Ack:
+        """:meth:`ack` once ``generation`` or a newer one is settled, or after ``timeout`` seconds."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout
+        while True:
+            changed, answer = self._changed, await self.ack()
+            refused = answer.rejected and answer.received_generation >= generation
+            left = deadline - clock()
+            if answer.generation >= generation or refused or left <= 0:
+                return answer
+            await _wait(changed, min(left, SLOWEST_LOOK_SECONDS))
+
+    def _announce(self) -> None:
+        """Wake everybody who waits for a change."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _subscriptions(self) -> Subscriptions | None:
+        try:
+            return await self._admin.subscriptions()
+        except EnvoyAway:
+            return None
+
+    async def _refusals(self) -> Mapping[str, int]:
+        seen = await self._subscriptions()
+        return seen.refusals if seen else {}
+
+
+async def _wait(changed: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(changed.wait(), seconds)
+
+
+def _pauses() -> Iterator[float]:
+    pause = FIRST_LOOK_SECONDS
+    while True:
+        yield pause
+        pause = min(SLOWEST_LOOK_SECONDS, pause * LOOK_GROWTH)
+
+
+def _runs(seen: Subscriptions, files: Mapping[str, str]) -> bool:
+    return all(seen.versions.get(name) == version_of(text) for name, text in files.items())
+
+
+def _generation_in(text: str) -> int | None:
+    """The generation of an intent that is otherwise unreadable, where it can be told."""
+    try:
+        value = json.loads(text)["generation"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return value if isinstance(value, int) and value >= 0 else None

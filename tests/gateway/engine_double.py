@@ -1,0 +1,98 @@
+"""An upstream that answers like an engine's HTTP face: health, models and (streamed) completions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+
+CHUNKS = 4
+
+
+@dataclass(eq=False)
+class EngineDouble:
+    """One engine on ``address``; every answer names it, so a test can see who served."""
+
+    name: str
+    address: str
+    port: int = 8000
+    healthy: bool = True
+    chunk_seconds: float = 0.0
+    hold: asyncio.Event | None = None  # streams wait for it before their last chunk
+    requests: int = 0
+    active: int = 0
+    bodies: list[bytes] = field(default_factory=list)
+    _server: asyncio.Server | None = None
+    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    async def start(self) -> EngineDouble:
+        self._server = await asyncio.start_server(self._serve, self.address, self.port)
+        return self
+
+    async def kill(self) -> None:
+        """As SIGKILL: nothing listens, every connection is reset."""
+        if self._server is None:
+            return
+        self._server.close()
+        for writer in tuple(self._writers):
+            writer.transport.abort()
+        await self._server.wait_closed()
+        self._server = None
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            while await self._one(reader, writer):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        path = head.split(" ")[1]
+        length = next((int(li[15:]) for li in head.split("\r\n") if li.startswith("content-length:")), 0)
+        body = await reader.readexactly(length)
+        if path == "/health":
+            _answer(writer, 200 if self.healthy else 503, {})
+            await writer.drain()
+            return True
+        self.requests += 1
+        self.active += 1
+        self.bodies.append(body)
+        try:
+            if json.loads(body or b"{}").get("stream"):
+                await self._stream(writer)
+            else:
+                _answer(writer, 200, {"model": self.name, "object": "list", "data": [{"id": self.name}]})
+                await writer.drain()
+        finally:
+            self.active -= 1
+        return True
+
+    async def _stream(self, writer: asyncio.StreamWriter) -> None:
+        head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        writer.write(head.encode())
+        for number in range(CHUNKS):
+            if number == CHUNKS - 1 and self.hold is not None:
+                await self.hold.wait()
+            chunk = {"model": self.name, "choices": [{"index": 0, "delta": {"content": f"{number} "}}]}
+            await self._event(writer, json.dumps(chunk))
+        await self._event(writer, "[DONE]")
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+
+    async def _event(self, writer: asyncio.StreamWriter, data: str) -> None:
+        event = f"data: {data}\n\n".encode()
+        writer.write(f"{len(event):x}\r\n".encode() + event + b"\r\n")
+        await writer.drain()
+        if self.chunk_seconds:
+            await asyncio.sleep(self.chunk_seconds)
+
+
+def _answer(writer: asyncio.StreamWriter, status: int, value: object) -> None:
+    body = json.dumps(value).encode()
+    head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)

@@ -1,0 +1,188 @@
+"""A gateway pod on loopback: the real Envoy and the real agent as child processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moe_operator.api.intent import Ack, Colour, Endpoint, Intent
+from moe_operator.gateway.lifecycle import prepare, serve
+from moe_operator.gateway.render import Address
+from moe_operator.gateway.watch import ApiServer
+
+from tests.gateway.api_double import ApiDouble
+from tests.gateway.client import Client
+
+BIN = Path(sys.executable).parent
+DEADLINE = 20.0
+PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/lora/*"]
+
+
+def loopback() -> str:
+    """An address of this room that nobody listens on."""
+    while True:
+        address = f"127.50.{random.randint(1, 250)}.{random.randint(1, 250)}"
+        if all(_free(address, port) for port in (6443, 8000, 8080, 9901, 9902)):
+            return address
+
+
+def _free(address: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return probe.connect_ex((address, port)) != 0
+
+
+def intent(generation: int, *colours: Colour, **changes: Any) -> Intent:
+    return Intent(generation=generation, model="kimi", colours=list(colours), allowed_paths=PATHS, **changes)
+
+
+def colour(revision: str, weight: int, *addresses: str) -> Colour:
+    endpoints = [
+        Endpoint(address=a, port=8000, pod=f"kimi-{revision}-{n}-0") for n, a in enumerate(addresses)
+    ]
+    return Colour(revision=revision, weight=weight, endpoints=endpoints)
+
+
+async def until(what: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for a condition; TimeoutError when it does not come."""
+    async with asyncio.timeout(DEADLINE):
+        while not await what():
+            await asyncio.sleep(0.05)
+
+
+@dataclass(eq=False)
+class Pod:
+    """What the kubelet would run for ``{cr}-gateway``."""
+
+    directory: Path
+    address: str
+    api: ApiDouble
+    processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
+    clients: list[Client] = field(default_factory=list)
+    agent: asyncio.Task[None] | None = None
+
+    @property
+    def xds(self) -> Path:
+        return self.directory / "xds"
+
+    @property
+    def mount(self) -> Path:
+        return self.directory / "intent" / "intent.json"
+
+    @property
+    def credentials(self) -> Path:
+        return self.directory / "service-account"
+
+    def prepare(self, mounted: Intent | str | None) -> None:
+        self.mount.parent.mkdir(parents=True)
+        self.credentials.mkdir()
+        (self.credentials / "token").write_text("first-token\n")
+        if mounted is not None:
+            self.mount.write_text(
+                mounted if isinstance(mounted, str) else mounted.model_dump_json(by_alias=True)
+            )
+
+    async def start(self) -> None:
+        prepare(self.xds, self.mount, Address(self.address, 8080), Address(self.address, 9901))
+        await self.start_envoy()
+        self.start_agent()
+
+    def start_agent(self) -> None:
+        """The agent as a task of this process: starts in no time, ends without a trace."""
+        api = ApiServer(self.api.url, self.credentials)
+        admin, listen = Address(self.address, 9901), Address(self.address, 9902)
+        work = serve(self.xds, self.mount, api, "team/kimi-gateway", admin, listen)
+        self.agent = asyncio.create_task(work)
+
+    async def stop_agent(self) -> None:
+        if self.agent is not None:
+            self.agent.cancel()
+            await asyncio.wait([self.agent])
+            self.agent = None
+
+    async def run_init(self) -> int:
+        """``init`` as its own process."""
+        process = await self._spawn(
+            "init", "moe-gateway-agent", "init", "--xds", self.xds, "--intent", self.mount,
+            "--listen", f"{self.address}:8080", "--admin", f"{self.address}:9901",
+        )  # fmt: skip
+        return await process.wait()
+
+    async def start_envoy(self) -> None:
+        await self._spawn(
+            "envoy", "envoy", "-c", self.xds / "bootstrap.json", "--use-dynamic-base-id",
+            "--concurrency", "1", "--drain-time-s", "600", "--reject-unknown-dynamic-fields", "-l", "warning",
+            "--file-flush-interval-msec", "200",
+        )  # fmt: skip
+
+    async def run_agent(self) -> None:
+        """The agent as its own process, to be killed."""
+        await self._spawn(
+            "agent", "moe-gateway-agent", "run", "--xds", self.xds, "--intent", self.mount,
+            "--config-map", "team/kimi-gateway", "--admin", f"{self.address}:9901",
+            "--listen", f"{self.address}:9902", "--service-account", self.credentials,
+        )  # fmt: skip
+
+    async def kill(self, name: str) -> None:
+        """SIGKILL, and wait until it is gone."""
+        process = self.processes.pop(name)
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+    async def stop(self) -> None:
+        for client in self.clients:
+            client.close()
+        await self.stop_agent()
+        for name in tuple(self.processes):
+            await self.kill(name)
+
+    def client(self, port: int = 8080) -> Client:
+        self.clients.append(Client(self.address, port))
+        return self.clients[-1]
+
+    async def apply(self, wanted: Intent | str) -> None:
+        self.api.put(wanted)
+
+    async def ready(self) -> bool:
+        client = self.client(9902)
+        try:
+            return (await client.get("/readyz")).status == 200
+        except ConnectionError:
+            return False
+
+    async def ack(self, generation: int | None = None) -> Ack:
+        """``GET /ack``; with a generation, as the operator waits for it."""
+        query = f"?wait_generation={generation}&timeout={DEADLINE}" if generation is not None else ""
+        answer = await self.client(9902).get(f"/ack{query}")
+        assert answer.status == 200, answer
+        return Ack.model_validate_json(answer.body)
+
+    async def healthy(self, *addresses: str) -> None:
+        """Wait until exactly these endpoints are healthy."""
+
+        async def so() -> bool:
+            return {h.address for h in (await self.ack()).hosts if h.healthy} == set(addresses)
+
+        await until(so)
+
+    def access_log(self) -> list[dict[str, Any]]:
+        text = (self.directory / "envoy.log").read_text()
+        return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+    async def _spawn(self, name: str, command: str, *args: str | Path) -> asyncio.subprocess.Process:
+        with (self.directory / f"{name}.log").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                BIN / command, *map(str, args), stdout=log, stderr=log,
+                env={**os.environ, "MOE_API_URL": self.api.url},
+            )  # fmt: skip
+        self.processes[name] = process
+        return process
