@@ -22,6 +22,8 @@ from e2e.cluster.settings import Folders
 
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
+RUNTIME = "moe"
+_DIED_EARLY_SECONDS = 3.0
 _SETTINGS = ("net/ipv4/ip_forward", *host.INOTIFY_LIMITS)
 
 
@@ -51,6 +53,8 @@ def ensure(folders: Folders, progress: Progress) -> None:
         facts = _facts() if _wait_until_it_answers(folders, required=False) else facts
     match daemon.plan(facts):
         case daemon.Use():
+            if facts.default_runtime == RUNTIME:
+                _install_shim(folders)  # somebody may have emptied the cache folder under the daemon
             return
         case daemon.Unavailable(message):
             raise CannotContinue(message)
@@ -70,9 +74,8 @@ def started_by_us(folders: Folders) -> bool:
 def stop(folders: Folders, progress: Progress) -> None:
     """Stop the daemon that this tool started and put the host's network and limits back."""
     with progress.step("stopping the Docker daemon"):
-        for pid in _pids("dockerd"):
-            os.kill(pid, signal.SIGTERM)
-        _wait_for_end("dockerd", STOP_SECONDS)
+        if pid := _living_daemon():
+            _end(pid, signal.SIGTERM)
         _clear_leftovers()
         before = Before(**json.loads(_record(folders).read_text()))
         host.write_settings(before.settings)
@@ -87,14 +90,13 @@ def _facts() -> daemon.Facts:
         return replace(facts, default_runtime=runtime)
     recorded = {path: int(path.read_text() or 0) for path in daemon.PID_FILES if path.exists()}
     stale = daemon.stale_pid_files(recorded, {pid: _process_name(pid) for pid in recorded.values()})
-    return replace(facts, stale=stale, silent_pid=next(iter(_pids("dockerd")), 0))
+    return replace(facts, stale=stale, silent_pid=_living_daemon())
 
 
 def _start(plan: daemon.StartOwn, folders: Folders, progress: Progress) -> None:
     if plan.kill:
         progress.say(f"the Docker daemon (process {plan.kill}) stays silent; killing it")
-        os.kill(plan.kill, signal.SIGKILL)
-        _wait_for_end("dockerd", STOP_SECONDS)
+        _end(plan.kill, signal.SIGKILL)
     for path in plan.remove:
         progress.say(f"removing {path}: its process is gone")
         path.unlink()
@@ -106,7 +108,7 @@ def _start(plan: daemon.StartOwn, folders: Folders, progress: Progress) -> None:
     argv = ["setsid", "--fork", str(host.program("dockerd"))]
     if plan.shim:
         progress.say("CAP_SYS_RESOURCE is missing here: containers start through a shim that leaves it out")
-        argv += ["--add-runtime", f"moe={_install_shim(folders)}", "--default-runtime", "moe"]
+        argv += ["--add-runtime", f"{RUNTIME}={_install_shim(folders)}", "--default-runtime", RUNTIME]
     progress.say("starting the Docker daemon")
     log = _log(folders)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -114,11 +116,11 @@ def _start(plan: daemon.StartOwn, folders: Folders, progress: Progress) -> None:
 
 
 def _wait_until_it_answers(folders: Folders, *, required: bool) -> bool:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
+    started = time.monotonic()
+    while (waited := time.monotonic() - started) < START_SECONDS:
         if answers():
             return True
-        if required and not host.has_systemd() and not _pids("dockerd"):
+        if required and waited > _DIED_EARLY_SECONDS and not _living_daemon():
             break
         time.sleep(0.3)
     if required:
@@ -130,20 +132,18 @@ def _wait_until_it_answers(folders: Folders, *, required: bool) -> bool:
 
 def _clear_leftovers() -> str:
     """Remove Docker's rules and bridges; says what there was, "" when there was nothing."""
-    if not host.program("iptables-save"):
-        return ""
-    removals = host_network.rule_removals(run("iptables-save"))
-    for arguments in removals:
-        run("iptables", *arguments)
+    removed = 0
+    for family in ("iptables", "ip6tables"):
+        if host.program(f"{family}-save"):
+            removals = host_network.rule_removals(run(f"{family}-save"))
+            removed += len(removals)
+            for arguments in removals:
+                run(family, *arguments)
     links = json.loads(run("ip", "-json", "link", "show", "type", "bridge") or "[]")
     bridges = host_network.leftover_bridges(link["ifname"] for link in links if link)
     for bridge in bridges:
         run("ip", "link", "delete", bridge)
-    return (
-        f"{len(removals)} rules and chains, bridges {', '.join(bridges) or 'none'}"
-        if removals or bridges
-        else ""
-    )
+    return f"{removed} rules and chains, bridges {', '.join(bridges) or 'none'}" if removed or bridges else ""
 
 
 def _write_record(folders: Folders) -> None:
@@ -174,16 +174,20 @@ def _process_name(pid: int) -> str:
     return "" if rest.split()[0] == "Z" else name
 
 
-def _pids(name: str) -> list[int]:
-    numbers = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [pid for pid in numbers if _process_name(pid) == name]
+def _living_daemon() -> int:
+    """The process that Docker's pid file names, if it is a dockerd; else 0."""
+    path = next(path for path, name in daemon.PID_FILES.items() if name == "dockerd")
+    pid = int(path.read_text() or 0) if path.exists() else 0
+    return pid if _process_name(pid) == "dockerd" else 0
 
 
-def _wait_for_end(name: str, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while _pids(name):
+def _end(pid: int, how: signal.Signals) -> None:
+    """Signal a process and wait for its end."""
+    os.kill(pid, how)
+    deadline = time.monotonic() + STOP_SECONDS
+    while _process_name(pid):
         if time.monotonic() > deadline:
-            raise CannotContinue(f"{name} does not end: processes {_pids(name)}")
+            raise CannotContinue(f"process {pid} does not end")
         time.sleep(0.1)
 
 

@@ -80,11 +80,13 @@ class Wanted:
     spec: ClusterSpec
     choice: Choice
     image: str
+    kind_config: str
     go: Go | None
 
     @property
     def digest(self) -> str:
-        return self.spec.digest(self.image)
+        audit = kind_config.AUDIT_POLICY.read_text()
+        return self.spec.digest(image=self.image, kind=self.kind_config, audit=audit)
 
     @property
     def size(self) -> int:
@@ -138,14 +140,16 @@ def down(folders: Folders, progress: Progress, *, purge: bool) -> None:
             _remove(progress)
             if purge:
                 _remove_images(progress)
+        _forget(folders)
         if ours and (others := containers.strangers()):
             progress.say(f"the Docker daemon stays: it also runs {', '.join(others)}")
-        elif ours:
-            dockerd.stop(folders, progress)
+        else:
+            if ours:
+                dockerd.stop(folders, progress)
             shutil.rmtree(folders.state, ignore_errors=True)
-        _forget(folders)
         if purge:
-            rootfs.discard_tree(folders.work / rootfs.NODE.image)
+            for recipe in (rootfs.NODE, rootfs.PYTHON):
+                rootfs.discard_tree(folders.work / recipe.image)
             shutil.rmtree(folders.root)
             progress.say(f"removed {folders.root}; Go's own caches are left to `go clean -cache -modcache`")
 
@@ -203,10 +207,12 @@ def _resolve(spec: ClusterSpec, asked: Source | None, folders: Folders, progress
         built_is_here=go is not None and containers.has_image(node_image.reference(go)),
         registry_answers=registry_answers,
     )
+    cgroup_v1 = host.has_cgroup_v1()
+    config = kind_config.render(spec, choice.source, folders.audit_policy, cgroup_v1=cgroup_v1)
     if choice.source is Source.REGISTRY:
-        return Wanted(spec, choice, source.PINNED_IMAGE, go)
+        return Wanted(spec, choice, source.PINNED_IMAGE, config, go)
     go = go or programs.ensure_go(folders, progress)
-    return Wanted(spec, choice, node_image.reference(go), go)
+    return Wanted(spec, choice, node_image.reference(go), config, go)
 
 
 def _look(record: Record | None) -> recovery.Seen:
@@ -233,7 +239,8 @@ def _make(wanted: Wanted, folders: Folders, progress: Progress, *, bootstrap: bo
     clients = programs.clients(server, folders, progress)
     config = folders.state / "kind.yaml"
     config.parent.mkdir(parents=True, exist_ok=True)
-    config.write_text(kind_config.render(wanted.spec, wanted.choice.source, cgroup_v1=host.has_cgroup_v1()))
+    config.write_text(wanted.kind_config)
+    shutil.copyfile(kind_config.AUDIT_POLICY, folders.audit_policy)
     with progress.step(f"creating {wanted.size} nodes"):
         run_logged(
             clients.kind, "create", "cluster", "--config", config, "--image", wanted.image,

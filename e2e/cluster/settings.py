@@ -6,13 +6,13 @@ for the other.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from e2e.cluster.inputs import key
 from e2e.cluster.topology import Topology
 
 CLUSTER = "moe"
@@ -42,15 +42,11 @@ class ClusterSpec:
     topology: Topology
     mounts: tuple[Mount, ...] = ()
 
-    def digest(self, node_image: str) -> str:
-        """Identity of the cluster: the spec, and the image its nodes run."""
-        wanted = {
-            "topology": self.topology.model_dump(mode="json"),
-            "mounts": [[mount.host_path, mount.node_path] for mount in self.mounts],
-            "nodeImage": node_image,
-            "podSubnet": POD_SUBNET,
-        }
-        return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:16]
+    def digest(self, **made_from: str) -> str:
+        """Identity of a cluster of this spec and of everything else that it is made from."""
+        topology = self.topology.model_dump_json()
+        mounts = [[mount.host_path, mount.node_path] for mount in self.mounts]
+        return key({**made_from, "topology": topology, "mounts": json.dumps(mounts)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +85,10 @@ class Folders:
     @property
     def logs(self) -> Path:
         return self.root / "logs"
+
+    @property
+    def audit_policy(self) -> Path:
+        return self.state / "audit-policy.yaml"
 
     @property
     def kubeconfig(self) -> Path:

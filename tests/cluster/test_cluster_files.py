@@ -4,12 +4,13 @@ import json
 import stat
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from e2e.cluster import control_images, rootfs
-from e2e.cluster.kind_config import render
+from e2e.cluster.kind_config import AUDIT_POLICY, render
 from e2e.cluster.oci_runtime_shim import option, rewrite
 from e2e.cluster.settings import ClusterSpec, Folders, Mount
 from e2e.cluster.source import Source
@@ -17,32 +18,57 @@ from e2e.cluster.topology import load
 from e2e.cluster.wiring import WiredNode, conflist, script
 
 H20 = ClusterSpec(load("h20"))
+AUDIT_ON_HOST = Path("/state/audit.yaml")
 A, B, C = (WiredNode(f"n{i}", f"10.244.{i}.0/24", f"172.18.0.{i + 2}") for i in range(3))
 
 
+def rendered(spec: ClusterSpec, source: Source, *, cgroup_v1: bool = False) -> dict[str, Any]:
+    config: dict[str, Any] = yaml.safe_load(render(spec, source, AUDIT_ON_HOST, cgroup_v1=cgroup_v1))
+    return config
+
+
+def patches(config: dict[str, Any]) -> list[dict[str, Any]]:
+    return [yaml.safe_load(text) for text in config["kubeadmConfigPatches"]]
+
+
 def test_a_built_image_gets_no_network_add_on_and_a_worker_per_node_of_the_topology() -> None:
-    config = yaml.safe_load(render(H20, Source.BUILD, cgroup_v1=False))
+    config = rendered(H20, Source.BUILD)
     assert config["networking"] == {"podSubnet": "10.244.0.0/16", "disableDefaultCNI": True}
     assert [node["role"] for node in config["nodes"]] == ["control-plane", *["worker"] * 4]
-    assert "kubeadmConfigPatches" not in config
 
 
 def test_a_pulled_image_keeps_its_network_add_on() -> None:
-    assert (
-        yaml.safe_load(render(H20, Source.REGISTRY, cgroup_v1=False))["networking"]["disableDefaultCNI"]
-        is False
-    )
+    assert rendered(H20, Source.REGISTRY)["networking"]["disableDefaultCNI"] is False
 
 
 def test_the_kubelet_is_told_to_accept_cgroup_v1_only_where_it_is() -> None:
-    (patch,) = yaml.safe_load(render(H20, Source.BUILD, cgroup_v1=True))["kubeadmConfigPatches"]
-    assert yaml.safe_load(patch) == {"kind": "KubeletConfiguration", "failCgroupV1": False}
+    told = {"kind": "KubeletConfiguration", "failCgroupV1": False}
+    assert told in patches(rendered(H20, Source.BUILD, cgroup_v1=True))
+    assert told not in patches(rendered(H20, Source.BUILD))
+
+
+def test_the_api_server_reads_the_audit_policy_where_the_node_mounts_it() -> None:
+    config = rendered(H20, Source.BUILD)
+    (api_server,) = [
+        patch["apiServer"] for patch in patches(config) if patch["kind"] == "ClusterConfiguration"
+    ]
+    (mount,) = config["nodes"][0]["extraMounts"]
+    arguments = {argument["name"]: argument["value"] for argument in api_server["extraArgs"]}
+    inside = arguments["audit-policy-file"]
+    assert mount == {"hostPath": "/state/audit.yaml", "containerPath": inside, "readOnly": True}
+    for path in arguments.values():
+        assert any(path.startswith(volume["mountPath"] + "/") for volume in api_server["extraVolumes"])
+
+
+def test_the_audit_policy_keeps_bodies_out() -> None:
+    policy = yaml.safe_load(AUDIT_POLICY.read_text())
+    assert {rule["level"] for rule in policy["rules"]} == {"None", "Metadata"}
 
 
 def test_mounts_reach_every_worker_read_only_and_not_the_control_plane() -> None:
     spec = ClusterSpec(load("h20"), (Mount.parse("/srv/models:/models"),))
-    control_plane, *workers = yaml.safe_load(render(spec, Source.BUILD, cgroup_v1=False))["nodes"]
-    assert "extraMounts" not in control_plane
+    control_plane, *workers = rendered(spec, Source.BUILD)["nodes"]
+    assert "/models" not in [mount["containerPath"] for mount in control_plane["extraMounts"]]
     expected = [{"hostPath": "/srv/models", "containerPath": "/models", "readOnly": True}]
     assert [worker["extraMounts"] for worker in workers] == [expected] * 4
 
@@ -55,13 +81,13 @@ def test_a_mount_is_two_absolute_paths(text: str) -> None:
 
 def test_a_cluster_is_another_with_another_topology_image_or_mount() -> None:
     digests = {
-        H20.digest("image:1"),
-        H20.digest("image:2"),
-        ClusterSpec(load("nvl72")).digest("image:1"),
-        ClusterSpec(load("h20"), (Mount("/a", "/b"),)).digest("image:1"),
+        H20.digest(image="1"),
+        H20.digest(image="2"),
+        ClusterSpec(load("nvl72")).digest(image="1"),
+        ClusterSpec(load("h20"), (Mount("/a", "/b"),)).digest(image="1"),
     }
     assert len(digests) == 4
-    assert ClusterSpec(load("h20")).digest("image:1") in digests
+    assert ClusterSpec(load("h20")).digest(image="1") in digests
 
 
 @pytest.mark.parametrize(
