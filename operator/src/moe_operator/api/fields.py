@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -105,9 +106,7 @@ class ApiModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_absent(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            return {key: value for key, value in data.items() if value is not None}
-        return data
+        return _without_nulls(data)
 
     def to_dict(self) -> dict[str, Any]:
         """The object as it travels: JSON names, absent members left out."""
@@ -154,8 +153,17 @@ Share = Annotated[str, Field(max_length=8, pattern=r"^(0|1)\.[0-9]{1,4}$")]
 Percent = Annotated[str, Field(max_length=8, pattern=r"^(100|[0-9]{1,2}(\.[0-9]{1,3})?)$")]
 Text = Annotated[str, Field(max_length=1024)]
 
-Annotations = Annotated[dict[str, Annotated[str, Field(max_length=16_384)]], Field(max_length=64)]
-StringMap = Annotated[dict[str, Text], Field(max_length=64)]
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: item for key, item in value.items() if item is not None}
+    return value
+
+
+NULL_IS_ABSENT = BeforeValidator(_without_nulls)
+LongText = Annotated[str, Field(max_length=16_384)]
+Annotations = Annotated[dict[str, LongText], Field(max_length=64), NULL_IS_ABSENT]
+StringMap = Annotated[dict[str, Text], Field(max_length=64), NULL_IS_ABSENT]
 Passthrough = Annotated[dict[str, Any], Field(max_length=64)]
 
 

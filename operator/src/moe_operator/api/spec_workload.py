@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from moe_operator.api.fields import (
+    NULL_IS_ABSENT,
     Annotations,
     ApiModel,
     Bytes,
@@ -269,7 +270,7 @@ class Accelerators(ApiModel):
     """GPUs taken on each node. Default: all that the product's nodes have."""
     resource_name: QualifiedName = "nvidia.com/gpu"
     """Extended resource that counts the GPUs."""
-    extra_resources: Annotated[dict[str, Bytes], Field(max_length=16)] = Field(default={})
+    extra_resources: Annotated[dict[str, Bytes], Field(max_length=16), NULL_IS_ABSENT] = Field(default={})
     """Further resources of every engine pod, such as `rdma/ib: "1"`."""
     claims: Annotated[list[ResourceClaim], Field(max_length=8), map_list("name")] = Field(default=[])
     """DRA resource claims of every engine pod."""
