@@ -10,9 +10,9 @@ patterns that are not anchored, and members without a description (``kubectl exp
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
-from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
@@ -61,11 +61,9 @@ class _Structural(GenerateJsonSchema):
         return super().default_schema(schema)
 
     def encode_default(self, dft: Any) -> Any:
-        """An object defaults to ``{}``: the API server then fills in the defaults of its members."""
-        if isinstance(dft, BaseModel):
-            if dft != type(dft)():
-                raise StructuralError(f"default of {type(dft).__name__} differs from its members' defaults")
-            return {}
+        """The whole object: the API server holds a default against the CEL rules before it fills it in."""
+        if isinstance(dft, ApiModel):
+            return dft.to_dict()
         return super().encode_default(dft)
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
@@ -128,9 +126,16 @@ def _check_keywords(node: Schema, path: str) -> None:
         raise StructuralError(f"{path}: map without maxProperties")
     if "additionalProperties" in node and "properties" in node:
         raise StructuralError(f"{path}: properties beside additionalProperties")
-    pattern = node.get("pattern", "^$")
-    if not (pattern.startswith("^") and pattern.endswith("$")) or "$" in pattern[:-1]:
-        raise StructuralError(f"{path}: pattern {pattern!r} is not anchored at both ends, once")
+    if "pattern" in node and not _anchored(node["pattern"]):
+        raise StructuralError(f"{path}: pattern {node['pattern']!r} is not anchored at both ends, once")
+
+
+def _anchored(pattern: str) -> bool:
+    """Whether the pattern covers the whole text: one ^, one $, no alternative outside parentheses."""
+    bare = re.sub(r"\\.|\[[^\]]*\]", "", pattern)
+    while "(" in bare:
+        bare = re.sub(r"\([^()]*\)", "", bare)
+    return bare.startswith("^") and bare.endswith("$") and not set(bare[1:-1]) & set("^$|")
 
 
 def _order(key: str) -> tuple[int, str]:

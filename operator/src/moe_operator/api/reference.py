@@ -111,7 +111,7 @@ def _type(member: Schema) -> str:
 def _default(member: Schema, required: bool) -> str:
     if required:
         return "required"
-    if "default" not in member or member["default"] == {}:
+    if "default" not in member or member["type"] == "object":
         return ""
     return f"`{json.dumps(member['default'])}`"
 
