@@ -13,6 +13,15 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, ValidationError
 
 from moe_operator.api.fields import ApiModel, FieldError, LocalReference, Rule, broken_rules
+from moe_operator.api.spec_engine import (
+    EngineSpec,
+    EnvSource,
+    EnvVar,
+    ExpertBalancing,
+    ModelSpec,
+    Parallelism,
+    Speculative,
+)
 from moe_operator.api.spec_serving import (
     DEFAULT_PATHS,
     Audit,
@@ -37,14 +46,8 @@ from moe_operator.api.spec_workload import (
     Accelerators,
     Disruption,
     Domain,
-    EngineSpec,
-    EnvSource,
-    EnvVar,
-    ExpertBalancing,
     Health,
-    ModelSpec,
     Network,
-    Parallelism,
     Placement,
     PodContainer,
     PodOverlay,
@@ -54,7 +57,6 @@ from moe_operator.api.spec_workload import (
     ResourceClaim,
     Resources,
     Restart,
-    Speculative,
     Startup,
     Toleration,
     Weights,
