@@ -29,14 +29,13 @@ def candidate(world: World, time: VirtualTime) -> Make:
     """Candidates whose wall clocks are years apart: only the pace of time is shared."""
 
     def make(identity: str) -> LeaderLease:
+        year = datetime(2000 + ord(identity) % 50, 1, 1, tzinfo=UTC)
         return LeaderLease(
             world.kube,
             "default",
             identity,
             monotonic=time.time,
-            wall=lambda: (
-                datetime(2000 + ord(identity[0]) % 50, 1, 1, tzinfo=UTC) + timedelta(seconds=time.now)
-            ),
+            wall=lambda: year + timedelta(seconds=time.now),
             sleep=time.sleep,
         )
 

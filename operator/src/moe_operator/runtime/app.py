@@ -13,6 +13,7 @@ import os
 import random
 import signal
 import socket
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -83,9 +84,11 @@ class CrdAbsent(Exception):
     """The API server does not serve MoEDeployments."""
 
 
-async def run_operator(options: Options, brain: Brain, connect: Connect) -> ExitCode:
-    """Run until SIGTERM or SIGINT, or until something ends it; see :class:`ExitCode`."""
-    stop = asyncio.Event()
+async def run_operator(
+    options: Options, brain: Brain, connect: Connect, stop: asyncio.Event | None = None
+) -> ExitCode:
+    """Run until SIGTERM, SIGINT or ``stop``, or until something ends it; see :class:`ExitCode`."""
+    stop = stop or asyncio.Event()
     _take_signals(stop)
     metrics, vitals = OperatorMetrics(__version__), Vitals()
     health = HealthServer(*options.listen, vitals, metrics.exposition)
@@ -132,6 +135,7 @@ class _Operator:
         self._vitals = vitals
         self._stop = stop
         self._rng = random.Random()
+        self._identity = _new_identity()
 
     async def live(self) -> ExitCode:
         try:
@@ -196,7 +200,7 @@ class _Operator:
             wants=self._brain.wants,
             operator_version=__version__,
         )
-        executor = Executor(self._kube, time.time, instance=_identity())
+        executor = Executor(self._kube, time.time, instance=self._identity)
         loop = ReconcileLoop(
             queue, observer, self._brain.decide, executor, self._metrics, gone=wakeups.forget
         )
@@ -257,7 +261,7 @@ class _Operator:
         return LeaderLease(
             self._kube,
             namespace,
-            _identity(),
+            self._identity,
             monotonic=time.monotonic,
             wall=lambda: datetime.now(UTC),
             sleep=asyncio.sleep,
@@ -286,17 +290,19 @@ async def _end(*tasks: asyncio.Future[Any]) -> None:
 
 
 def _take_signals(stop: asyncio.Event) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        return  # the main thread's owner has the signals
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
 
 
-def _identity() -> str:
-    """Who we are in the Lease and in Events: the pod, or the host and a number nobody else has."""
-    return os.environ.get("POD_NAME") or _PROCESS_IDENTITY
+def _new_identity() -> str:
+    """Who we are in the Lease and in Events: the pod, or the host and a number nobody else has.
 
-
-_PROCESS_IDENTITY = f"{socket.gethostname()}-{uuid4().hex[:8]}"
+    A container that restarts in its pod is the same holder, so it need not wait for its own Lease to expire.
+    """
+    return os.environ.get("POD_NAME") or f"{socket.gethostname()}-{uuid4().hex[:8]}"
 
 
 def _address(listen: tuple[str, int]) -> str:
