@@ -5,10 +5,10 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 import pytest
-from moe_operator.sandbox.cluster import Cluster, ClusterConfig
 from moe_operator.sandbox.container import Timing
 from moe_operator.sandbox.images import Images
 from moe_operator.sandbox.objects import Key
+from moe_operator.sandbox.run import Sandbox, SandboxConfig
 
 RANGE = IPv4Network("127.60.0.0/14")
 QUICK = Timing(
@@ -19,7 +19,7 @@ QUICK = Timing(
     config_retry=0.1,
     volume_retry=0.1,
 )
-IMAGES = Images.parse(["sh=sh", "python=python3"])
+IMAGES = Images.parse(["sh=sh", "python=python3", "broken=/no/such/command"])
 
 
 @pytest.fixture
@@ -31,14 +31,15 @@ def models(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def cluster(tmp_path: Path, models: Path) -> AsyncIterator[Cluster]:
+async def sandbox(tmp_path: Path, models: Path) -> AsyncIterator[Sandbox]:
     """Four H20 nodes, images ``sh`` and ``python``, an impatient kubelet."""
-    config = ClusterConfig(
+    config = SandboxConfig(
         images=IMAGES,
         claims={Key("default", "models"): models},
         state_dir=tmp_path / "state",
         loopback=RANGE,
         timing=QUICK,
+        operator=False,
     )
-    async with Cluster(config) as running:
+    async with Sandbox(config) as running:
         yield running

@@ -1,4 +1,4 @@
-"""Waiting for a condition of a cluster, with a deadline and a useful failure."""
+"""Waiting for a condition of a sandbox, with a deadline and a useful failure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 
 from moe_operator.runtime.kube import POD, ApiError
-from moe_operator.sandbox.cluster import Cluster
+from moe_operator.sandbox.run import Sandbox
 
 from tests.sandbox.objects import Obj
 
@@ -25,13 +25,13 @@ async def until(check: Callable[[], object], what: str, deadline: float = DEADLI
         raise AssertionError(f"not within {deadline}s: {what}") from None
 
 
-async def pod_when(cluster: Cluster, name: str, check: Callable[[Obj], object]) -> Obj:
+async def pod_when(sandbox: Sandbox, name: str, check: Callable[[Obj], object]) -> Obj:
     """The pod as soon as it satisfies ``check``."""
     seen: Obj = {}
     try:
         async with asyncio.timeout(DEADLINE):
             while True:
-                seen = await cluster.kube.get(POD, "default", name)
+                seen = await sandbox.kube.get(POD, "default", name)
                 if check(seen):
                     return seen
                 await asyncio.sleep(POLL)
@@ -39,12 +39,12 @@ async def pod_when(cluster: Cluster, name: str, check: Callable[[Obj], object]) 
         raise AssertionError(f"pod {name} stayed at {json.dumps(seen.get('status'), indent=1)}") from None
 
 
-async def gone(cluster: Cluster, name: str) -> None:
+async def gone(sandbox: Sandbox, name: str) -> None:
     """Wait until the API does not know the pod any more."""
     async with asyncio.timeout(DEADLINE):
         while True:
             try:
-                await cluster.kube.get(POD, "default", name)
+                await sandbox.kube.get(POD, "default", name)
             except ApiError as error:
                 assert error.not_found
                 return

@@ -53,7 +53,7 @@ class Machine:
     claims: Mapping[Key, Path]
     timing: Timing
     api_url: str
-    token: str
+    token_of: Callable[[str, str], str]
     address_of: Callable[[Hashable], str]
     clock: Callable[[], float] = time.time
 
@@ -295,7 +295,9 @@ class PodWorker:
     def _roots(self) -> Roots:
         machine = self._machine
         node = machine.node_root(self.pod["spec"]["nodeName"])
-        return Roots(pod=self._root, node=node, claims=machine.claims, token=machine.token)
+        account = self.pod["spec"].get("serviceAccountName") or "default"
+        token = machine.token_of(key_of(self.pod).namespace, account)
+        return Roots(pod=self._root, node=node, claims=machine.claims, token=token)
 
     async def _rewriter(self, container: Obj, termination_log: Path) -> Rewriter:
         services = (await self._machine.kube.list(SERVICE)).items
