@@ -10,8 +10,8 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from email.utils import formatdate
 from http import HTTPStatus
+from time import gmtime, strftime
 from typing import Any
 
 HEADER_LIMIT = 65_536
@@ -174,7 +174,7 @@ class _Connection(asyncio.Protocol):
         self._next_request()
 
     async def _write(self, request: Request, response: Response, keep: bool) -> None:
-        headers = {"date": formatdate(usegmt=True), "server": self.server.name}
+        headers = {"date": strftime("%a, %d %b %Y %H:%M:%S GMT", gmtime()), "server": self.server.name}
         if isinstance(response.body, bytes):
             headers["content-length"] = str(len(response.body))
         headers |= response.headers

@@ -121,18 +121,19 @@ class Node:
         await asyncio.sleep(seconds)
 
     def measure(
-        self, facts: Facts, utilization: float, cache_bytes: int, max_len: int, *, draft: bool
+        self, facts: Facts, utilization: float, cache_bytes: int, max_len: int, *, draft: bool, overhead: int
     ) -> KvNeed:
         """Fill in the memory of this node's ranks; returns what one request needs on the tightest of them.
 
         ``max_len`` is what the pool's token count refers to: int(concurrency × max_len), as vLLM counts.
+        ``overhead`` are bytes that come out of the same budget beside weights and cache.
         """
         assert self.weights is not None
         budget = ceil(self.settings.gpu_memory_gib * GIB * utilization)
         found, needs = [], []
         for rank in self.parallel.local_ranks:
             weights = weight_bytes(self.weights.parameters, facts, self.parallel, rank, draft=draft)
-            free = budget - weights - int(self.settings.overhead_gib * GIB)
+            free = budget - weights - overhead
             need = kv_need(facts, self.parallel, rank, cache_bytes)
             tokens = int(free / max(1, need.of(max_len)) * max_len) if free > 0 else 0
             found.append(RankMemory(rank.number, weights, free, tokens))

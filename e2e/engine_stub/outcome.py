@@ -1,4 +1,4 @@
-"""How the process ends: an exit code, or the signal that a code above 128 stands for."""
+"""How the process ends: with an exit code, or by the signal that a code above 128 stands for."""
 
 from __future__ import annotations
 
@@ -6,14 +6,6 @@ import os
 import signal
 import sys
 from typing import NoReturn
-
-
-class EngineExit(Exception):
-    """Ends the engine with ``code``; what had to be said was already logged."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(f"exit {code}")
-        self.code = code
 
 
 def leave(code: int) -> NoReturn:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from hmac import compare_digest
 from typing import Any
 
 from .chat_protocol import (
@@ -108,7 +109,7 @@ class VllmApi:
         if not self.api_keys or not request.path.startswith(GUARDED):
             return True
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and any(secrets.compare_digest(key, one) for one in self.api_keys)
+        return scheme.lower() == "bearer" and any(compare_digest(key, one) for one in self.api_keys)
 
     async def _health(self, _: Request) -> Response:
         dead, hang = self.faults.active("F36"), self.faults.active("F30") or {}
@@ -132,7 +133,7 @@ class VllmApi:
 
     def _card(self, name: str, created: int) -> dict[str, Any]:
         permission = {
-            "id": f"modelperm-{secrets.token_hex(8)}", "object": "model_permission", "created": created,
+            "id": f"modelperm-{os.urandom(8).hex()}", "object": "model_permission", "created": created,
             "allow_create_engine": False, "allow_sampling": True, "allow_logprobs": True,
             "allow_search_indices": False, "allow_view": True, "allow_fine_tuning": False,
             "organization": "*", "group": None, "is_blocking": False,
@@ -202,7 +203,7 @@ class VllmApi:
         )
 
     def _request_id(self, request: Request) -> str:
-        return request.headers.get("x-request-id") or secrets.token_hex(8)
+        return request.headers.get("x-request-id") or os.urandom(8).hex()
 
     def _known(self, model: str) -> None:
         if model and model not in self._served:

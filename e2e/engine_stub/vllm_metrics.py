@@ -7,7 +7,6 @@ counts HTTP requests; families that a stub has nothing to say about stay at 0.
 from __future__ import annotations
 
 import os
-import platform
 import resource
 import sys
 import time
@@ -280,6 +279,8 @@ def _gauge(name: str, text: str, samples: dict[Labels, float]) -> Family:
 
 def _process_families() -> list[Family]:
     """The families that a Python client always has."""
+    import platform  # slow to import, and only a scrape needs it
+
     usage = resource.getrusage(resource.RUSAGE_SELF)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     implementation = platform.python_implementation()

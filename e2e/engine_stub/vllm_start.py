@@ -174,6 +174,7 @@ def measure(serve: Serve, model: Model, node: Node) -> tuple[KvNeed, int]:
         cache_bytes,
         model.max_len,
         draft=flags.speculative_config is not None,
+        overhead=int(node.settings.overhead_gib * GIB),
     )
     available, override = node.kv_available, flags.num_gpu_blocks_override
     block = flags.block_size or BLOCK_TOKENS
