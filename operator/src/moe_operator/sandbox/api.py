@@ -79,5 +79,4 @@ class MemoryKube:
         self, kind: Kind, namespace: str | None = None, *, labels: str = "", resource_version: str = ""
     ) -> AsyncIterator[WatchEvent]:
         """Changes after ``resource_version``."""
-        watch = self.api.watch(kind, namespace, labels=labels, resource_version=resource_version)
-        return aiter(watch)
+        return self.api.watch(kind, namespace, labels=labels, resource_version=resource_version).events()

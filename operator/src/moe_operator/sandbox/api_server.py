@@ -16,7 +16,7 @@ import hashlib
 import ipaddress
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -78,13 +78,16 @@ def _random_uid() -> str:
     return str(uuid.uuid4())
 
 
-def _service_addresses() -> Iterator[str]:
-    return (str(address) for address in ipaddress.ip_network("10.96.0.0/16").hosts())
+def _addresses_in_turn() -> Callable[[Obj], str]:
+    addresses = ipaddress.ip_network("10.96.0.0/16").hosts()
+    return lambda service: str(next(addresses))
 
 
 class MemoryApi:
-    """The server. Times come from ``clock`` (epoch seconds), uids and generated names from ``new_uid``,
-    Service addresses from ``cluster_ips``; ``history`` changes of each kind can be watched from the past.
+    """The server.
+
+    Times come from ``clock`` (epoch seconds), uids and generated names from ``new_uid``, a new Service's
+    address from ``service_address``; ``history`` changes of each kind can be watched from the past.
 
     With ``auto_collect`` every write that leaves garbage is followed by :meth:`collect_garbage`; without,
     garbage waits for the call, as it waits for the controller in a cluster.
@@ -96,14 +99,14 @@ class MemoryApi:
         admission: Admission = structural,
         clock: Callable[[], float] = time.time,
         new_uid: Callable[[], str] = _random_uid,
-        cluster_ips: Iterator[str] | None = None,
+        service_address: Callable[[Obj], str] | None = None,
         history: int = 10_000,
         auto_collect: bool = True,
     ) -> None:
         self._admission = admission
         self._clock = clock
         self._new_uid = new_uid
-        self._cluster_ips = cluster_ips or _service_addresses()
+        self._service_address = service_address or _addresses_in_turn()
         self._auto_collect = auto_collect
         self.store = Store(history)
         self._resources = {(r.kind.group, r.kind.plural): r for r in BUILTIN}
@@ -187,6 +190,18 @@ class MemoryApi:
         if found is None:
             raise errors.not_found(resource.kind, name)
         return found
+
+    def unknown_fields(self, kind: Kind, obj: Obj) -> builtins.list[str]:
+        """Fields of a custom object that its schema does not know and that would be dropped."""
+        resource = self.resource(kind)
+        if resource.schema is None:
+            return []
+        sent = plain(obj)
+        known = self._admission.prune(resource.schema, sent)
+        lost = field_ownership.owned_fields(resource.shape, sent) - field_ownership.owned_fields(
+            resource.shape, known
+        )
+        return [field_ownership.dotted(path)[1:] for path in sorted(lost)]
 
     # Writing
 
@@ -377,7 +392,7 @@ class MemoryApi:
 
     def _allocate(self, resource: Resource, new: Obj) -> None:
         if resource.kind == kube.SERVICE and new["spec"]["type"] != "ExternalName":
-            address = new["spec"].setdefault("clusterIP", "") or next(self._cluster_ips)
+            address = new["spec"].get("clusterIP") or self._service_address(new)
             new["spec"] |= {"clusterIP": address, "clusterIPs": [address]}
 
     def _applicable(self, resource: Resource, config: Obj, subresource: str) -> Obj:

@@ -10,7 +10,7 @@ import asyncio
 import marshal
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -206,7 +206,11 @@ class Watch:
         self._bookmark_due = True
         self._wake.set()
 
-    async def __aiter__(self) -> AsyncIterator[WatchEvent]:
+    def __aiter__(self) -> AsyncIterator[WatchEvent]:
+        return self.events()
+
+    async def events(self) -> AsyncGenerator[WatchEvent, None]:
+        """The stream; close it (``aclosing``) when it is left early."""
         self.table.join(self._wake)
         try:
             position = self.revision() if self.start is None else self.start
