@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 CHAT = "/v1/chat/completions"
+DEADLINE = 30.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Client:
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         try:
             writer.write("\r\n".join([*lines, "", ""]).encode() + body)
-            answer = await _read(reader)
+            async with asyncio.timeout(DEADLINE):
+                answer = await _read(reader)
         except BaseException:
             self.close()
             raise

@@ -21,7 +21,7 @@ class EngineDouble:
     hold: asyncio.Event | None = None  # streams wait for it before their last chunk
     requests: int = 0
     active: int = 0
-    bodies: list[bytes] = field(default_factory=list)
+    left: asyncio.Event = field(default_factory=asyncio.Event)  # a client gave up a held stream
     _server: asyncio.Server | None = None
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
@@ -61,10 +61,9 @@ class EngineDouble:
             return True
         self.requests += 1
         self.active += 1
-        self.bodies.append(body)
         try:
             if json.loads(body or b"{}").get("stream"):
-                await self._stream(writer)
+                await self._stream(reader, writer)
             else:
                 _answer(writer, 200, {"model": self.name, "object": "list", "data": [{"id": self.name}]})
                 await writer.drain()
@@ -72,17 +71,26 @@ class EngineDouble:
             self.active -= 1
         return True
 
-    async def _stream(self, writer: asyncio.StreamWriter) -> None:
+    async def _stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
         writer.write(head.encode())
         for number in range(CHUNKS):
             if number == CHUNKS - 1 and self.hold is not None:
-                await self.hold.wait()
+                await self._held(self.hold, reader)
             chunk = {"model": self.name, "choices": [{"index": 0, "delta": {"content": f"{number} "}}]}
             await self._event(writer, json.dumps(chunk))
         await self._event(writer, "[DONE]")
         writer.write(b"0\r\n\r\n")
         await writer.drain()
+
+    async def _held(self, hold: asyncio.Event, reader: asyncio.StreamReader) -> None:
+        released, gone = asyncio.create_task(hold.wait()), asyncio.create_task(reader.read(1))
+        _, pending = await asyncio.wait({released, gone}, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        if released in pending:
+            self.left.set()
+            raise ConnectionResetError
 
     async def _event(self, writer: asyncio.StreamWriter, data: str) -> None:
         event = f"data: {data}\n\n".encode()

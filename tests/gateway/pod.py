@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from moe_operator.api.intent import Ack, Colour, Endpoint, Intent
-from moe_operator.gateway.lifecycle import prepare, serve
+from moe_operator.gateway.boot import prepare
 from moe_operator.gateway.render import Address
+from moe_operator.gateway.running import serve
 from moe_operator.gateway.watch import ApiServer
 
 from tests.gateway.api_double import ApiDouble
@@ -49,6 +50,10 @@ def colour(revision: str, weight: int, *addresses: str) -> Colour:
         Endpoint(address=a, port=8000, pod=f"kimi-{revision}-{n}-0") for n, a in enumerate(addresses)
     ]
     return Colour(revision=revision, weight=weight, endpoints=endpoints)
+
+
+def text_of(value: Intent | str) -> str:
+    return value if isinstance(value, str) else value.model_dump_json(by_alias=True)
 
 
 async def until(what: Callable[[], Awaitable[bool]]) -> None:
@@ -86,14 +91,13 @@ class Pod:
         self.credentials.mkdir()
         (self.credentials / "token").write_text("first-token\n")
         if mounted is not None:
-            self.mount.write_text(
-                mounted if isinstance(mounted, str) else mounted.model_dump_json(by_alias=True)
-            )
+            self.mount.write_text(text_of(mounted))
 
     async def start(self) -> None:
         prepare(self.xds, self.mount, Address(self.address, 8080), Address(self.address, 9901))
         await self.start_envoy()
         self.start_agent()
+        await until(self._agent_listens)
 
     def start_agent(self) -> None:
         """The agent as a task of this process: starts in no time, ends without a trace."""
@@ -101,6 +105,9 @@ class Pod:
         admin, listen = Address(self.address, 9901), Address(self.address, 9902)
         work = serve(self.xds, self.mount, api, "team/kimi-gateway", admin, listen)
         self.agent = asyncio.create_task(work)
+
+    async def _agent_listens(self) -> bool:
+        return not _free(self.address, 9902)
 
     async def stop_agent(self) -> None:
         if self.agent is not None:
@@ -148,9 +155,6 @@ class Pod:
     def client(self, port: int = 8080) -> Client:
         self.clients.append(Client(self.address, port))
         return self.clients[-1]
-
-    async def apply(self, wanted: Intent | str) -> None:
-        self.api.put(wanted)
 
     async def ready(self) -> bool:
         client = self.client(9902)

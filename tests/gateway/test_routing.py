@@ -98,7 +98,7 @@ async def test_flipping_all_traffic_back_and_forth_fails_no_request_and_breaks_n
             await load.sent_at_least(REQUESTS * flip // (FLIPS + 1))
             b, g = shares[flip % 2]
             generation = 1 + flip
-            await pod.apply(intent(generation, colour("b", b, blue.address), colour("g", g, green.address)))
+            pod.api.put(intent(generation, colour("b", b, blue.address), colour("g", g, green.address)))
             assert (await pod.ack(generation)).generation == generation
             loser = blue if flip % 2 else green
             before = loser.requests
@@ -162,12 +162,12 @@ async def test_an_endpoint_that_joins_is_acknowledged_once_healthy_and_one_that_
     pod = await serving(intent(1, colour("b", 100, first.address)))
     await pod.healthy(first.address)
 
-    await pod.apply(intent(2, colour("b", 100, first.address, second.address)))
+    pod.api.put(intent(2, colour("b", 100, first.address, second.address)))
     assert (await pod.ack(2)).generation == 2
     await pod.healthy(first.address, second.address)
     assert (await served_by(pod, 60)).keys() == {"first", "second"}
 
-    await pod.apply(intent(3, colour("b", 100, second.address)))
+    pod.api.put(intent(3, colour("b", 100, second.address)))
     assert [host.address for host in (await pod.ack(3)).hosts] == [second.address]
     before = first.requests
     assert await served_by(pod, 60) == {"second": 60}

@@ -16,6 +16,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -49,6 +50,7 @@ class Agent:
         self._received = max(store.generation(), self._accepted.generation if self._accepted else -1)
         self._handled = -1  # newest generation taken in this life of the agent
         self._rejected = ""
+        self._unwritable = ""  # why the files cannot be written at the moment
         self._changed = asyncio.Event()  # replaced at every change; hold it before looking
         self.rejections = 0
 
@@ -60,7 +62,7 @@ class Agent:
     @property
     def drain_seconds(self) -> int:
         """How long the intent lets streams run once the pod is told to go."""
-        return (self._accepted or DEFAULT_INTENT).drain_seconds
+        return (self._wanted or self._accepted or DEFAULT_INTENT).drain_seconds
 
     def offer(self, text: str, origin: str) -> None:
         """Take an intent as text unless it is old; one that cannot be read counts as refused."""
@@ -129,16 +131,16 @@ class Agent:
         try:
             changed = await asyncio.to_thread(self._store.put, files)
         except OSError as error:  # a full disk may empty again
-            self._reject(f"cannot write: {error}")
+            self._unwritable = f"cannot write: {error}"
+            _log.error("files not written", extra={"fields": {"error": str(error)}})
             return False
+        self._unwritable = ""
         _log.info("files written", extra={"fields": {"files": changed}})
         return True
 
     async def _accept(self, intent: Intent) -> None:
         await asyncio.to_thread(self._store.remember, intent)
         self._accepted = intent
-        if intent.generation == self._received:
-            self._rejected = ""
         _log.info("intent accepted", extra={"fields": {"generation": intent.generation}})
         self._announce()
 
@@ -154,7 +156,7 @@ class Agent:
             return fallback
         try:
             files = self._store.site_files() | render_intent(intent, self._store.xds)
-            return await validate.refusal(files, self._envoy) or fallback
+            return await validate.refusal(files, self._envoy, Path(self._store.xds)) or fallback
         except (OSError, TimeoutError) as error:
             return f"{fallback} (validating failed: {error!r})"
 
@@ -176,7 +178,7 @@ class Agent:
 
     async def ack(self) -> Ack:
         """What Envoy runs at this moment and what became of the newest intent."""
-        return readback.ack(await self.read(), self._received, self._rejected)
+        return readback.ack(await self.read(), self._received, self._rejected or self._unwritable)
 
     async def ack_of(self, generation: int, timeout: float) -> Ack:
         """:meth:`ack` once ``generation`` or a newer one is settled, or after ``timeout`` seconds."""

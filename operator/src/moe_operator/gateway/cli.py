@@ -14,9 +14,8 @@ from pathlib import Path
 
 import click
 
-from moe_operator.gateway.lifecycle import prepare, serve
+from moe_operator.gateway.boot import prepare
 from moe_operator.gateway.render import Address
-from moe_operator.gateway.watch import ApiServer, WatchFailed
 
 
 class AddressParam(click.ParamType[Address]):
@@ -68,6 +67,9 @@ def run(
     xds: Path, intent: Path, config_map: str, admin: Address, address: Address, service_account: Path
 ) -> None:
     """Follow the intent and answer for Envoy until told to stop."""
+    from moe_operator.gateway.running import serve  # pulls in what `init` must not wait for
+    from moe_operator.gateway.watch import ApiServer, WatchFailed
+
     if config_map.count("/") != 1:
         raise click.BadParameter("must be NAMESPACE/NAME", param_hint="--config-map")
     try:

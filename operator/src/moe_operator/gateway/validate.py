@@ -48,9 +48,12 @@ def find_envoy() -> str | None:
     return shutil.which("envoy", path=path)
 
 
-async def refusal(files: Mapping[str, str], envoy: str) -> str:
-    """What Envoy says against ``files``; empty when it has nothing against them."""
-    with tempfile.TemporaryDirectory(prefix="moe-gateway-") as directory:
+async def refusal(files: Mapping[str, str], envoy: str, scratch: Path) -> str:
+    """What Envoy says against ``files``; empty when it has nothing against them.
+
+    ``scratch`` is a writable directory (a container's root file system need not be).
+    """
+    with tempfile.TemporaryDirectory(prefix=".validate-", dir=scratch) as directory:
         config = Path(directory) / "static.json"
         config.write_text(json.dumps(static_form(files)))
         process = await asyncio.create_subprocess_exec(
