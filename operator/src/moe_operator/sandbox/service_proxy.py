@@ -183,27 +183,26 @@ class ServiceProxy:
 
 def _bind(address: str, port: int) -> tuple[int, socket.socket]:
     """A listening socket for a Service's port, shifted where the real one is not allowed."""
+    try:
+        return port, listen_on(address, port)
+    except PermissionError:
+        return port + SHIFT, listen_on(address, port + SHIFT)
+
+
+def listen_on(address: str, port: int) -> socket.socket:
+    """A listening socket; PortTaken names who is in the way."""
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.setblocking(False)
     try:
-        return _bound(listening, address, port), listening
-    except BaseException:
-        listening.close()
-        raise
-
-
-def _bound(listening: socket.socket, address: str, port: int) -> int:
-    try:
         listening.bind((address, port))
         listening.listen(socket.SOMAXCONN)
-    except PermissionError:
-        return _bound(listening, address, port + SHIFT)
     except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        raise PortTaken(address, port, holder_of(address, port)) from error
-    return port
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortTaken(address, port, holder_of(address, port)) from error
+        raise
+    return listening
 
 
 def _from_turn(behind: Sequence[Endpoint], turn: int) -> list[Endpoint]:
@@ -217,6 +216,8 @@ async def _connect(
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
     """A connection to the first endpoint that takes one."""
     for endpoint in candidates:
+        if port not in endpoint.ports:
+            continue
         try:
             return await asyncio.open_connection(endpoint.address, endpoint.ports[port], limit=CHUNK_BYTES)
         except OSError as error:
