@@ -77,9 +77,12 @@ _source_options = _options(
         help="Seconds without a byte before a connection counts as dead.",
     ),
 )
+_termination_option = click.option(
+    "--termination-log", type=_DIRECTORY, help="Leave the JSON termination message here."
+)
 _run_options = _options(
     click.option("--listen", metavar="HOST:PORT", help="Serve /progress, /metrics and /healthz here."),
-    click.option("--termination-log", type=_DIRECTORY, help="Leave the JSON termination message here."),
+    _termination_option,
 )
 _store_option = click.option("--store", type=_DIRECTORY, required=True, help="The node's weight store.")
 
@@ -197,10 +200,10 @@ def pull(
 
 @main.command()
 @_store_option
-@_run_options
+@_termination_option
 @click.option("--view", required=True, metavar="DIGEST", help="The view's digest.")
 @click.option("--full", is_flag=True, help="Hash every byte instead of comparing what was noted.")
-def verify(store: Path, view: str, full: bool, listen: str | None, termination_log: Path | None) -> None:
+def verify(store: Path, view: str, full: bool, termination_log: Path | None) -> None:
     """Prove that a published view is complete and unaltered."""
     import json
 
@@ -208,7 +211,7 @@ def verify(store: Path, view: str, full: bool, listen: str | None, termination_l
     from moe_operator.staging.store import open_store
     from moe_operator.staging.view import verify as verify_view
 
-    session = Session(listen, termination_log)
+    session = Session(termination_log=termination_log, shown=False)
 
     def act() -> None:
         files = verify_view(open_store(store), view, full=full, stop=session.stop)
@@ -225,7 +228,7 @@ def init_store(store: Path) -> None:
     from moe_operator.staging import store as stores
     from moe_operator.staging.session import Session
 
-    sys.exit(Session(None, None).run(lambda: click.echo(stores.init_store(store))))
+    sys.exit(Session(shown=False).run(lambda: click.echo(stores.init_store(store))))
 
 
 def _threads() -> int:

@@ -8,6 +8,7 @@ address that was judged, so a name cannot point elsewhere a moment later.
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
@@ -29,6 +30,7 @@ METADATA = frozenset(
     )
 )
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_USER = re.compile(r"//[^/]*@")
 _PORTS = {"https": 443, "http": 80}
 
 
@@ -131,5 +133,10 @@ def _embedded(address: IPAddress) -> IPAddress:
     return address
 
 
+def shown(url: str) -> str:
+    """A URL as it may be shown: without user, password and query."""
+    return _USER.sub("//", url.partition("?")[0])[:300]
+
+
 def _refused(url: str, why: str) -> StageError:
-    return StageError(StageExit.BAD_MANIFEST, f"{url.partition('?')[0][:300]} is refused: {why}")
+    return StageError(StageExit.BAD_MANIFEST, f"{shown(url)} is refused: {why}")

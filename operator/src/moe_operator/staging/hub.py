@@ -8,12 +8,13 @@ files that git holds itself are proved by their blob id.
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from moe_operator.api.manifest import StageExit
 from moe_operator.staging.credentials import Credentials
-from moe_operator.staging.failure import StageError
+from moe_operator.staging.failure import StageError, Transient
 from moe_operator.staging.sources import Entry, Listing
 from moe_operator.staging.transport import HttpStream, Transport
 from moe_operator.staging.weights import parse_object
@@ -58,7 +59,10 @@ class HubSource:
                 hint="check HF_ENDPOINT",
             )
         self._commit = commit
-        return Listing(commit, dict(_entry(sibling) for sibling in siblings))
+        entries = [_entry(sibling) for sibling in siblings]
+        if len(by_path := dict(entries)) != len(entries):
+            raise StageError(StageExit.BAD_MANIFEST, "the hub's listing names a path twice")
+        return Listing(commit, by_path)
 
     def stat(self, path: str) -> Entry | None:
         """One file's facts, from the listing."""
@@ -75,14 +79,13 @@ class HubSource:
             raise
 
     def _read(self, url: str) -> bytes:
-        stream = self._transport.open(url, authorization=self._credentials.authorization())
-        try:
+        with closing(self._transport.open(url, authorization=self._credentials.authorization())) as stream:
             body, buffer = bytearray(), memoryview(bytearray(1 << 16))
             while (count := stream.readinto(buffer)) and len(body) <= LISTING_BYTES:
                 body += buffer[:count]
+            if stream.total is not None and len(body) < stream.total:
+                raise Transient("cut", f"{url} broke off")
             return bytes(body)
-        finally:
-            stream.close()
 
 
 def _repository(url: str) -> tuple[str, str]:

@@ -34,8 +34,8 @@ USUAL_FILES = (
 def taken(path: str, *, trust_remote_code: bool) -> bool:
     """Whether a file of this name is part of a model, shards aside."""
     pure = PurePosixPath(path)
-    if path in CHECKSUM_LISTS or any(part.startswith(".") for part in pure.parts):
-        return False
+    if path in CHECKSUM_LISTS or any(part.startswith(".") and part != ".." for part in pure.parts):
+        return False  # a path with ".." is no hidden file: it is refused by checked_path
     return pure.suffix in EXTENSIONS or (trust_remote_code and pure.suffix == CODE)
 
 

@@ -29,10 +29,11 @@ MIN_CHUNK = 4 << 10
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What one run shares. ``listen`` and ``termination_log`` None = neither."""
+    """What one run shares. ``listen`` and ``termination_log`` None = neither; ``shown`` = report progress."""
 
-    listen: str | None
-    termination_log: Path | None
+    listen: str | None = None
+    termination_log: Path | None = None
+    shown: bool = True
     scheme: str = ""
     store: Store | None = None
     routes: Routes = field(default_factory=dict)
@@ -59,7 +60,8 @@ class Session:
         with ExitStack() as around:
             try:
                 self._open_port(around)
-                around.enter_context(reported(self.progress))
+                if self.shown:
+                    around.enter_context(reported(self.progress))
                 act()
             except Stopped:
                 number = self.stop.signal or signal.SIGTERM

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from moe_operator.api.manifest import StageExit
 from moe_operator.staging.credentials import Credentials
 from moe_operator.staging.failure import StageError
+from moe_operator.staging.hosts import shown
 from moe_operator.staging.transport import Stream, Transport
 
 
@@ -71,7 +72,7 @@ def source_for(
         case other:
             raise StageError(
                 StageExit.BAD_MANIFEST,
-                f"source {url.partition('?')[0][:200]!r} has an unknown scheme {other!r}",
+                f"source {shown(url)!r} has an unknown scheme {other!r}",
                 expected="https://…, hf://org/repo@revision or file:///directory",
                 hint="correct spec.model.source",
             )

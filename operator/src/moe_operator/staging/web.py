@@ -12,6 +12,7 @@ from urllib.parse import quote, urlsplit
 from moe_operator.api.manifest import StageExit
 from moe_operator.staging.credentials import Credentials
 from moe_operator.staging.failure import StageError
+from moe_operator.staging.hosts import shown
 from moe_operator.staging.selection import checked_path
 from moe_operator.staging.sources import Entry
 from moe_operator.staging.transport import HttpStream, Transport
@@ -27,7 +28,7 @@ class WebSource:
         if parts.query or parts.fragment:
             raise StageError(
                 StageExit.BAD_MANIFEST,
-                f"source {url.partition('?')[0]!r} must be the plain URL of a directory",
+                f"source {shown(url)!r} must be the plain URL of a directory",
                 hint="leave out the query and the fragment",
             )
         self.url = url.rstrip("/")
