@@ -162,17 +162,20 @@ async def test_what_happens_to_it_its_children_and_the_nodes_wakes_it(site: Site
     await wakes(lambda: site.api.replace(edited), "the spec was edited")
 
 
-async def test_a_quiet_cluster_is_left_in_peace(site: Site) -> None:
+async def test_what_is_none_of_its_business_wakes_it_not(site: Site) -> None:
     mind = Mind()
     site.api.create(deployment())
     site.operator(mind)
     await converged(site, mind)
-    before, version = mind.total, site.api.list(MOE_DEPLOYMENT).resource_version
-    site.api.create(pod("stranger", deployment="nobody"))
-    site.api.create(node("cpu-only", gpus=0))
-    await asyncio.sleep(1.0)  # nothing may happen: there is nothing to wait for
-    assert mind.total == before
-    assert site.api.list(MOE_DEPLOYMENT).items[0]["metadata"]["resourceVersion"] <= version
+    before, version = mind.passes["kimi"], site.api.get(MOE_DEPLOYMENT, "default", "kimi")["metadata"]
+    site.api.create(pod("strangers", deployment="nobody"))
+    other = site.api.create(deployment("other"))
+    await converged(site, mind, "other")
+    passes = mind.passes["other"]
+    site.api.create(pod("others", other, deployment="other"))  # comes after the stranger's in the same watch
+    await eventually(lambda: mind.passes["other"] > passes, "the other deployment is woken")
+    assert mind.passes["kimi"] == before
+    assert site.api.get(MOE_DEPLOYMENT, "default", "kimi")["metadata"] == version
 
 
 async def test_it_survives_a_restart_of_the_api_server_and_sees_what_happened_meanwhile(site: Site) -> None:

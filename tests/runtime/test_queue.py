@@ -106,6 +106,10 @@ def test_backoff_stays_between_a_second_and_five_minutes(failures: int, seed: in
     assert 1.0 <= backoff_seconds(failures, random.Random(seed)) <= 300.0
 
 
+async def test_a_retry_may_have_a_lower_cap(bench: Bench) -> None:
+    assert max(bench.queue.retry("a", cap=15) for _ in range(12)) <= 15
+
+
 def test_backoff_doubles_and_is_jittered() -> None:
     rng = random.Random(1)
     spread = {backoff_seconds(0, rng) for _ in range(50)}

@@ -119,8 +119,22 @@ async def test_an_error_is_retried_with_backoff_and_told_to_the_next_decision_on
     )
 
 
+@pytest.mark.parametrize(("code", "longest"), [(0, 15), (429, 15), (503, 15), (403, 300), (422, 300)])
+async def test_an_api_server_that_was_away_is_used_soon_after_it_comes_back(
+    bench: Bench, code: int, longest: float
+) -> None:
+    bench.script.outcomes = [Outcome(error=ApiError(code, "Word", "message")) for _ in range(12)]
+    loop = bench.loop()
+    for _ in range(12):
+        await bench.time.advance(1000)
+        while len(bench.queue):
+            bench.queue.done(await bench.queue.take() or KIMI)
+        await loop.reconcile(KIMI)
+    assert longest / 2 <= bench.time.pending[0] <= longest
+
+
 async def test_backoff_grows_while_errors_go_on_and_starts_again_after_success(bench: Bench) -> None:
-    refused = ApiError(503, "ServiceUnavailable", "away")
+    refused = ApiError(403, "Forbidden", "quota")
     loop, delays = bench.loop(), []
     bench.script.outcomes = [*(Outcome(error=refused) for _ in range(4)), Outcome(), Outcome(error=refused)]
     for _ in range(6):

@@ -38,7 +38,7 @@ from moe_operator.runtime.metrics import MeteredKube, OperatorMetrics
 from moe_operator.runtime.observe import Observer
 from moe_operator.runtime.probes import Probes
 from moe_operator.runtime.queue import WorkQueue, backoff_seconds
-from moe_operator.runtime.reconcile_loop import ReconcileLoop, every
+from moe_operator.runtime.reconcile_loop import AWAY_CAP_SECONDS, ReconcileLoop, every
 from moe_operator.runtime.wakeups import SWEEP_SECONDS, Key, WakeUps
 
 STOP_GRACE_SECONDS = 0.5
@@ -238,7 +238,7 @@ class _Operator:
                         f"the API server does not serve {PLURAL}.{GROUP}/{VERSION}: install the CRD first "
                         f"(kubectl apply -f crds/), then start the operator again"
                     ) from error
-                delay = min(backoff_seconds(failures, self._rng), 30.0)
+                delay = backoff_seconds(failures, self._rng, AWAY_CAP_SECONDS)
                 failures += 1
                 log.warning(
                     "API server not usable yet",

@@ -9,6 +9,7 @@ resourceVersion it read.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -81,15 +82,15 @@ class LeaderLease:
             await self._sleep(self._times.retry)
             began = self._monotonic()
             try:
-                lease = await self._kube.get(LEASE, self._namespace, LEASE_NAME)
-                if _holder(lease) != self._identity:
-                    raise LeaseLost(f"the lease is held by {_holder(lease) or 'nobody'}")
-                await self._kube.replace(self._held(lease, fresh=False))
+                # A request that hangs must not outlast the time that the Lease is surely ours.
+                async with asyncio.timeout(self._times.give_up - (began - self._renewed_at)):
+                    await self._renew()
                 self._renewed_at = began
-            except ApiError as error:
-                if began - self._renewed_at >= self._times.give_up:
-                    raise LeaseLost(f"not renewed for {self._times.give_up:g} s: {error}") from error
-                log.warning("lease not renewed", extra={"error": str(error), **self._fields()})
+            except (ApiError, TimeoutError) as error:
+                words = str(error) or "no answer"
+                if isinstance(error, TimeoutError) or self._overdue():
+                    raise LeaseLost(f"not renewed for {self._times.give_up:g} s: {words}") from error
+                log.warning("lease not renewed", extra={"error": words, **self._fields()})
 
     async def release(self) -> None:
         """Hand the Lease back so that a standby need not wait; a failure only costs it that wait."""
@@ -100,6 +101,15 @@ class LeaderLease:
                 await self._kube.replace(lease)
         except ApiError as error:
             log.warning("lease not released", extra={"error": str(error), **self._fields()})
+
+    def _overdue(self) -> bool:
+        return self._monotonic() - self._renewed_at >= self._times.give_up
+
+    async def _renew(self) -> None:
+        lease = await self._kube.get(LEASE, self._namespace, LEASE_NAME)
+        if _holder(lease) != self._identity:
+            raise LeaseLost(f"the lease is held by {_holder(lease) or 'nobody'}")
+        await self._kube.replace(self._held(lease, fresh=False))
 
     async def _try_acquire(self) -> bool:
         try:

@@ -96,11 +96,11 @@ class WorkQueue(Generic[K]):
             pending[1].cancel()
         self._delayed[key] = (due, self._timer.call_later(delay, self._ripe, key))
 
-    def retry(self, key: K) -> float:
-        """Have ``key`` reconciled after its backoff, which doubles with every retry; returns the delay."""
+    def retry(self, key: K, *, cap: float = BACKOFF_CAP_SECONDS) -> float:
+        """Have ``key`` reconciled after its backoff, which doubles up to ``cap``; returns the delay."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
-        delay = backoff_seconds(failures, self._rng)
+        delay = backoff_seconds(failures, self._rng, cap)
         self.add_after(key, delay)
         self._observer.retried()
         return delay
@@ -187,10 +187,10 @@ class WorkQueue(Generic[K]):
             pending[1].cancel()
 
 
-def backoff_seconds(failures: int, rng: random.Random) -> float:
-    """Delay after the ``failures``-th failure in a row (from 0): 1–2 s, 2–4 s, … 150–300 s.
+def backoff_seconds(failures: int, rng: random.Random, cap: float = BACKOFF_CAP_SECONDS) -> float:
+    """Delay after the ``failures``-th failure in a row (from 0): 1–2 s, 2–4 s, … up to ``cap``.
 
     The random half keeps keys that failed together (API server down) from coming back together.
     """
-    ceiling = min(BACKOFF_CAP_SECONDS, BACKOFF_BASE_SECONDS * 2.0 ** min(failures + 1, 32))
+    ceiling = min(cap, BACKOFF_BASE_SECONDS * 2.0 ** min(failures + 1, 32))
     return rng.uniform(ceiling / 2, ceiling)

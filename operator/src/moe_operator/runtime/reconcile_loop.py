@@ -22,9 +22,10 @@ from moe_operator.reconcile.snapshot import Snapshot
 from moe_operator.runtime.execute import Outcome
 from moe_operator.runtime.kube import ApiError
 from moe_operator.runtime.metrics import OperatorMetrics
-from moe_operator.runtime.queue import WorkQueue
+from moe_operator.runtime.queue import BACKOFF_CAP_SECONDS, WorkQueue
 from moe_operator.runtime.wakeups import Key
 
+AWAY_CAP_SECONDS = 15.0  # an API server that comes back is used soon, whatever the backoff had grown to
 PASS_SECONDS = 300.0  # every request in a pass is bounded; this bounds their sum
 log = logging.getLogger(__name__)
 
@@ -123,7 +124,8 @@ class ReconcileLoop:
         reason = error.reason if isinstance(error, ApiError) else type(error).__name__
         self._metrics.reconcile_errors.labels(reason).inc()
         fields |= {"error": str(error) or reason, "reason": reason}
-        fields["retry_in_s"] = round(self._queue.retry(key), 3)
+        cap = AWAY_CAP_SECONDS if _away(error) else BACKOFF_CAP_SECONDS
+        fields["retry_in_s"] = round(self._queue.retry(key, cap=cap), 3)
         if not isinstance(error, ApiError | TimeoutError):
             log.error("reconcile raised", exc_info=error, extra={"key": str(key)})
         return "error"
@@ -140,6 +142,11 @@ class ReconcileLoop:
         self._conflicted.discard(key)
         self._queue.forgive(key)
         self._gone(key)
+
+
+def _away(error: Exception) -> bool:
+    """Whether the API server, not the deployment, is the reason."""
+    return isinstance(error, ApiError) and (error.status in {0, 429} or error.status >= 500)
 
 
 def _about(snapshot: Snapshot, decision: Decision) -> dict[str, object]:

@@ -9,12 +9,13 @@ Invariant: forgetting everything here costs nothing but one superfluous pass per
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from moe_operator.api.names import LABEL_DEPLOYMENT, label_value
+from moe_operator.api.names import LABEL_DEPLOYMENT, digest, label_value
 from moe_operator.runtime.kube import Obj
 from moe_operator.runtime.queue import WorkQueue
 
@@ -41,7 +42,7 @@ class WakeUps:
         self._queue = queue
         self._rng = rng
         self._by_label: dict[tuple[str, str], Key] = {}
-        self._fingerprints: dict[str, Any] = {}  # uid → what of the object mattered
+        self._fingerprints: dict[str, str] = {}  # uid → digest of what mattered of the object
 
     @property
     def known(self) -> tuple[Key, ...]:
@@ -87,12 +88,13 @@ class WakeUps:
     def _learn(self, key: Key) -> None:
         self._by_label[key.namespace, label_value(key.name)] = key
 
-    def _news(self, obj: Obj, fingerprint: Any, *, deleted: bool) -> bool:
+    def _news(self, obj: Obj, facts: Any, *, deleted: bool) -> bool:
         uid = obj["metadata"]["uid"]
         if deleted:
             self._fingerprints.pop(uid, None)
             return True
-        news = uid not in self._fingerprints or self._fingerprints[uid] != fingerprint
+        fingerprint = digest(json.dumps(facts, sort_keys=True), 16)
+        news = self._fingerprints.get(uid) != fingerprint
         self._fingerprints[uid] = fingerprint
         return news
 
