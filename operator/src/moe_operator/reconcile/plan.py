@@ -76,6 +76,7 @@ def _resolve(snapshot: Snapshot, draft: Draft, spec: MoESpec, name: str) -> Draf
     job = snapshot.child("Job", job_name)
     if job is None:
         cache = snapshot.policy.cache_classes[spec.weights.cache_class]
+        draft = remember_retry(snapshot, draft) if retry_asked(snapshot, draft) else draft
         draft = draft.apply(resolver_job(owner, job_name, spec.model, cache, snapshot.policy.images.operator))
         return _resolving(draft, f"reading {spec.model.source}").wake(COLLECT_SECONDS)
     trouble = _resolver_trouble(snapshot, job_name)
@@ -119,10 +120,9 @@ def _resolve_failed(snapshot: Snapshot, draft: Draft, job: Obj, trouble: Trouble
     said = trouble or Trouble(Reason.RESOLVE_FAILED, "the resolve Job failed and left no message")
     draft = draft.say(ConditionType.PLAN_ACCEPTED, "Unknown", said.reason, said.message)
     again = Delete((_ref(job),), "another try at the model's source")
-    if said.permanent and not retry_asked(snapshot, draft):
-        return draft.stalled(said.reason, said.message)
     if said.permanent:
-        return remember_retry(snapshot, draft).delete(again)
+        asked = retry_asked(snapshot, draft)
+        return draft.delete(again) if asked else draft.stalled(said.reason, said.message)
     waited = snapshot.now - _failed_at(job, snapshot.now)
     return draft.delete(again) if waited >= RETRY_SECONDS else draft.wake(RETRY_SECONDS - waited)
 

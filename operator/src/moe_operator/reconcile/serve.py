@@ -43,7 +43,7 @@ def serve(snapshot: Snapshot, draft: Draft) -> Draft:
             draft = _leave(snapshot, draft, group)
         elif revision:  # without its record a group can only be left as it is
             draft = _live(snapshot, draft, group, revision)
-    return draft
+    return _sweep(snapshot, draft)
 
 
 def served_name(snapshot: Snapshot, spec: MoESpec) -> str:
@@ -119,7 +119,7 @@ def _create(snapshot: Snapshot, draft: Draft, group: Group, revision: Revision) 
 
 def _leave(snapshot: Snapshot, draft: Draft, group: Group) -> Draft:
     if not group.pods:
-        return _forget(snapshot, draft, group)
+        return _forget(draft, group)
     record, key = group.record, (group.revision, group.replica)
     if not record.draining_since:
         record = record.model_copy(update={"draining_since": moment(snapshot.now)})
@@ -141,13 +141,18 @@ def _drain_seconds(draft: Draft, group: Group) -> int:
     return spec.rollout.drain_seconds if spec else 0
 
 
-def _forget(snapshot: Snapshot, draft: Draft, group: Group) -> Draft:
+def _forget(draft: Draft, group: Group) -> Draft:
     draft = draft.with_status(
         placement=[p for p in draft.status.placement if not _is_of(p, group)],
         groups=[r for r in draft.status.groups if (r.revision, r.replica) != (group.revision, group.replica)],
     )
-    draft = replace(draft, groups=tuple(g for g in draft.groups if g is not group))
-    services = [s for s in snapshot.children.get("Service", ()) if _labels_group(s, group)]
+    return replace(draft, groups=tuple(g for g in draft.groups if g is not group))
+
+
+def _sweep(snapshot: Snapshot, draft: Draft) -> Draft:
+    """Services whose group is gone: found by what is there, so a crash after the group's record is no leak."""
+    live = {(g.revision, str(g.replica)) for g in draft.groups}
+    services = [s for s in snapshot.children.get("Service", ()) if _is_orphan(s, live)]
     return draft.delete(Delete(tuple(map(_ref, services)), "its group is gone")) if services else draft
 
 
@@ -165,14 +170,12 @@ def _is_of(placement: PlacementStatus, group: Group) -> bool:
     return (placement.revision, placement.replica) == (group.revision, group.replica)
 
 
-def _labels_group(service: Obj, group: Group) -> bool:
-    labels = service["metadata"].get("labels") or {}
-    return (
-        labels.get(LABEL_COMPONENT) == COMPONENT_ENGINE
-        and labels.get(LABEL_REVISION) == group.revision
-        and labels.get(LABEL_REPLICA) == str(group.replica)
-        and not service["metadata"].get("deletionTimestamp")
-    )
+def _is_orphan(service: Obj, live: set[tuple[str, str]]) -> bool:
+    meta = service["metadata"]
+    labels = meta.get("labels") or {}
+    of_group = labels.get(LABEL_COMPONENT) == COMPONENT_ENGINE and LABEL_REPLICA in labels
+    group = (labels.get(LABEL_REVISION, ""), labels.get(LABEL_REPLICA, ""))
+    return of_group and group not in live and not meta.get("deletionTimestamp")
 
 
 def _ref(obj: Obj) -> Ref:

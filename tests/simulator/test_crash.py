@@ -1,0 +1,131 @@
+"""The operator is killed before and after every single write; the end is always the same.
+
+Each case is one run with one kill. How many writes a scenario has is found by running it undisturbed, so a
+scenario that grows a write grows two cases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from copy import deepcopy
+from functools import cache
+from typing import Any
+
+import pytest
+from moe_operator.runtime.kube import MOE_DEPLOYMENT
+
+from tests.simulator.world import EverythingGoes, World, facts, moe_deployment
+
+DSV31 = "https://models.example/dsv31"
+Scenario = Callable[[World], Awaitable[None]]
+
+
+async def fresh_world() -> World:
+    world = await World(admission=EverythingGoes()).build()
+    world.kubelet.manifests[DSV31] = facts(DSV31, "deepseek-v3.1", 688_000_000_000)
+    return world
+
+
+async def nothing(world: World) -> None:
+    return None
+
+
+async def serving(world: World) -> None:
+    await world.apply(moe_deployment())
+    await world.until(lambda: world.stable("k3"))
+    await world.settle()
+
+
+async def create(world: World) -> None:
+    await world.apply(moe_deployment())
+    await world.until(lambda: world.stable("k3"))
+
+
+async def change_revision(world: World) -> None:
+    before = world.status("k3")["activeRevision"]
+    await world.edit("k3", lambda spec: spec["engine"].update(image="vllm:green"))
+    await world.until(lambda: world.stable("k3") and world.status("k3")["activeRevision"] != before)
+
+
+async def lose_a_rank(world: World) -> None:
+    victim = next(p for p in world.engine_pods() if p["metadata"]["name"].endswith("-1"))
+    world.kubelet.kill(victim)
+    gone = victim["metadata"]["uid"]
+    await world.until(lambda: all(p["metadata"]["uid"] != gone for p in world.engine_pods()))
+    await world.until(lambda: world.stable("k3"))
+
+
+async def delete(world: World) -> None:
+    await world.user.delete(MOE_DEPLOYMENT, "default", "k3")
+    await world.until(lambda: not world.exists("k3"))
+
+
+SCENARIOS: dict[str, tuple[Scenario, Scenario]] = {
+    "create": (nothing, create),
+    "change_revision": (serving, change_revision),
+    "lose_a_rank": (serving, lose_a_rank),
+    "delete": (serving, delete),
+}
+
+
+def end_state(world: World) -> dict[str, Any]:
+    """Everything that is left, without names of chance, times and counters of this run."""
+    kinds = ("Pod", "Service", "ConfigMap", "Deployment", "ControllerRevision", "Job", "Role", "RoleBinding")
+    left = {
+        k.kind: world.api.list(k).items for k in (r.kind for r in world.api.resources()) if k.kind in kinds
+    }
+    names = {
+        kind: sorted(o["metadata"]["name"] for o in items if "-gateway-" not in o["metadata"]["name"])
+        for kind, items in left.items()
+    }
+    status = world.status("k3") if world.exists("k3") else {}
+    return {
+        "names": names,
+        "gateway pods": sum("-gateway-" in p["metadata"]["name"] for p in left["Pod"]),
+        "active": status.get("activeRevision"),
+        "target": status.get("targetRevision"),
+        "phase": status.get("rollout", {}).get("phase"),
+        "placement": status.get("placement"),
+        "conditions": {c["type"]: (c["status"], c["reason"]) for c in status.get("conditions", ())},
+        "groups": [(g["replica"], g["phase"], g.get("incarnation", 0)) for g in status.get("groups", ())],
+    }
+
+
+@cache
+def prepared(before: Scenario) -> World:
+    """The world in which scenarios of this kind begin; each run gets a copy."""
+
+    async def prepare() -> World:
+        world = await fresh_world()
+        await before(world)
+        return world
+
+    return asyncio.run(prepare())
+
+
+async def run(name: str, world: World, kill: str = "", at: int = -1) -> tuple[int, dict[str, Any]]:
+    _, scenario = SCENARIOS[name]
+    first = world.kube.writes
+    if kill:
+        setattr(world.kube, f"kill_{kill}", first + at)
+    await scenario(world)
+    await world.settle()
+    assert world.kube.kill_before is None and world.kube.kill_after is None, "the kill never happened"
+    return world.kube.writes - first, end_state(world)
+
+
+@cache
+def undisturbed(name: str) -> tuple[int, dict[str, Any]]:
+    return asyncio.run(run(name, deepcopy(prepared(SCENARIOS[name][0]))))
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("kill", ["before", "after"])
+def test_killed_at_any_write_it_ends_in_the_same_state(name: str, kill: str) -> None:
+    writes, expected = undisturbed(name)
+    assert writes > 0
+    for at in range(writes):
+        world = deepcopy(prepared(SCENARIOS[name][0]))
+        _, seen = asyncio.run(run(name, world, kill, at))
+        assert seen == expected, f"killed {kill} write {at} of {writes}"
