@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -17,7 +20,7 @@ from moe_operator.staging.store import Store
 from tests.staging.fault_server import Fault, FaultServer
 from tests.staging.model import Model, make_model, safetensors, sha256
 from tests.staging.runs import assert_published
-from tests.staging.stager import Stager, until
+from tests.staging.stager import Stager, command, until
 
 MODEL = make_model()
 DIGEST = view_digest(MODEL.manifest_files())
@@ -323,10 +326,27 @@ def test_a_taken_port_is_a_clear_error(stager: Stager, server: FaultServer, tmp_
     assert f"cannot listen on {server.address}" in ended.word["message"]
 
 
-def test_help_needs_none_of_the_heavy_modules() -> None:
-    import subprocess
-    import sys
+def test_a_terminal_gets_a_bar(server: FaultServer, store: Store) -> None:
+    ours, theirs = os.openpty()
+    pulling = command(*arguments(MODEL, server, store))
+    with subprocess.Popen(pulling, stderr=theirs, stdout=subprocess.DEVNULL) as process:
+        os.close(theirs)
+        shown = b""
+        try:
+            while chunk := os.read(ours, 4096):
+                shown += chunk
+        except OSError:  # EIO: the other side is closed
+            pass
+        finally:
+            os.close(ours)
 
+    assert process.returncode == 0
+    assert b"Ready" in shown
+    assert b"KiB" in shown
+    assert b'"event"' not in shown
+
+
+def test_help_needs_none_of_the_heavy_modules() -> None:
     code = (
         "import sys, moe_operator.staging.cli as cli\n"
         "cli.main(['pull', '--help'], standalone_mode=False)\n"

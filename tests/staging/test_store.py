@@ -75,6 +75,18 @@ def test_only_what_changed_is_fetched_for_the_next_revision(server: FaultServer,
     assert server.sent - before == len(changed)
 
 
+def test_a_wrong_length_for_bytes_that_are_here_is_the_manifests_fault(
+    manifest: Manifest, store: Store
+) -> None:
+    pull(manifest, store)
+    wrong = [f if f.path != SHARD else f.model_copy(update={"size": 3}) for f in manifest.files]
+    other = ManifestFile(path="other.json", size=2, sha256=sha256(b"{}"))
+
+    fell = failure(lambda: pull(manifest.model_copy(update={"files": [*wrong, other]}), store))
+
+    assert (fell.exit, fell.file) == (StageExit.BAD_MANIFEST, SHARD)
+
+
 def test_files_with_the_same_bytes_are_fetched_once(server: FaultServer, store: Store) -> None:
     twins = Model(MODEL.files | {"copy/config.json": MODEL.files["config.json"]})
     server.files = dict(twins.files)
@@ -410,9 +422,7 @@ def _unshared(*arguments: object) -> list[str]:
 
 
 def can_mount(tmp_path: Path) -> bool:
-    probe = subprocess.run(
-        _unshared(tmp_path, sys.executable, "true"), capture_output=True, check=False, timeout=30
-    )
+    probe = subprocess.run(_unshared(tmp_path, "true", "true"), capture_output=True, check=False, timeout=30)
     return probe.returncode == 0
 
 

@@ -14,6 +14,7 @@ import json
 import os
 
 from moe_operator.staging.durable import write_all
+from moe_operator.staging.stop import Stop
 from moe_operator.staging.store import Store
 
 SYNC_BYTES = 64 << 20  # dirty pages are charged to the stager's memory limit
@@ -24,7 +25,9 @@ READ_BYTES = 1 << 20
 class Partial:
     """A sink for one blob. Only the holder of the digest's lock may have one."""
 
-    def __init__(self, store: Store, digest: str, size: int, *, interval: int, chunk: int) -> None:
+    def __init__(
+        self, store: Store, digest: str, size: int, *, interval: int, chunk: int, stop: Stop
+    ) -> None:
         self._store = store
         self._digest = digest
         self._size = size
@@ -38,7 +41,7 @@ class Partial:
         self._synced = self._durable = 0
         self._fd = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            self._resume()
+            self._resume(stop)
             if size:
                 os.posix_fallocate(self._fd, 0, size)
         except BaseException:
@@ -100,10 +103,11 @@ class Partial:
         os.posix_fadvise(self._fd, 0, self.position, os.POSIX_FADV_DONTNEED)
         self._synced = self.position
 
-    def _resume(self) -> None:
+    def _resume(self, stop: Stop) -> None:
         self.tag, durable = self._last_entry()
         buffer = memoryview(bytearray(READ_BYTES))
         while self.position < durable:
+            stop.check()
             count = os.preadv(self._fd, [buffer[: durable - self.position]], self.position)
             if count == 0:  # the part is shorter than its journal: another file, or a damaged disk
                 self.restart()

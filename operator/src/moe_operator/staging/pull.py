@@ -130,11 +130,13 @@ class _Pull:
     def _have(self, file: ManifestFile) -> bool:
         """Whether the verified blob is here; one that is not what its name says is put aside."""
         blob = self._store.blob(file.sha256)
-        if self._options.verify == "fast" and self._store.trusted(file.sha256):
-            return True
         if not blob.exists():
             return False
+        if self._options.verify == "fast" and self._store.trusted(file.sha256):
+            _same_length(file, blob.stat().st_size)
+            return True
         if file_sha256(blob, self._link.stop) == file.sha256:
+            _same_length(file, blob.stat().st_size)
             self._store.note(file.sha256, self._name)
             return True
         self._store.quarantine(blob)
@@ -153,7 +155,12 @@ class _Pull:
         """Fetch and publish; returns the digest of what came, published only if it is the right one."""
         link = self._link
         partial = Partial(
-            self._store, file.sha256, file.size, interval=self._options.journal_bytes, chunk=link.chunk
+            self._store,
+            file.sha256,
+            file.size,
+            interval=self._options.journal_bytes,
+            chunk=link.chunk,
+            stop=link.stop,
         )
         with closing(partial):
             link.progress.reuse(partial.position)
@@ -175,6 +182,19 @@ class _Pull:
             if self._source is None:
                 self._source = self._open_source()
             return self._source
+
+
+def _same_length(file: ManifestFile, actual: int) -> None:
+    """A digest belongs to one length: a manifest that states another is wrong, not the blob."""
+    if file.size != actual:
+        raise StageError(
+            StageExit.BAD_MANIFEST,
+            f"the manifest states a wrong length for {file.path}: the bytes of its digest are in the store",
+            file=file.path,
+            expected=f"{actual} bytes",
+            actual=f"{file.size} bytes",
+            hint="resolve the model again",
+        )
 
 
 def _mismatch(file: ManifestFile, first: str, second: str) -> StageError:

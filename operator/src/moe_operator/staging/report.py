@@ -16,7 +16,9 @@ LINE_SECONDS = 5.0
 
 def log(event: str, **fields: object) -> None:
     """One JSON line."""
-    print(json.dumps({"event": event, **fields}, default=str), file=sys.stderr, flush=True)
+    # One write, so that lines of different threads do not mix.
+    sys.stderr.write(json.dumps({"event": event, **fields}, default=str) + "\n")
+    sys.stderr.flush()
 
 
 @contextmanager

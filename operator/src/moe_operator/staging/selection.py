@@ -74,6 +74,10 @@ def check_manifest(manifest: Manifest) -> None:
     if not manifest.files:
         raise StageError(StageExit.BAD_MANIFEST, "the manifest names no file")
     paths = {checked_path(file.path) for file in manifest.files}
+    lengths: dict[str, int] = {}
+    for file in manifest.files:
+        if lengths.setdefault(file.sha256, file.size) != file.size:
+            raise _unsafe(file.path, "its digest is listed with two lengths")
     for path in sorted(paths):
         if not taken(path, trust_remote_code=True):
             raise _unsafe(path, "files of this kind are not part of a model")

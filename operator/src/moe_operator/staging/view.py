@@ -87,6 +87,13 @@ def publish(store: Store, digest: str, manifest: Manifest, stop: Stop) -> Path:
     if not view.exists():
         _build(store, digest, manifest)
     _mend(store, digest, manifest, stop)
+    if not is_intact(store, digest, manifest.files, stop):
+        raise StageError(
+            StageExit.STORE_UNUSABLE,
+            f"view {digest} changes while it is being published",
+            file=str(view),
+            hint="something else writes into the store; only moestage may",
+        )
     return view
 
 
