@@ -25,3 +25,14 @@ def parse_amount(text: str) -> Decimal:
 def parse_quantity(text: str) -> int:
     """Whole units (bytes of memory, devices), rounded up as the API server does."""
     return int(parse_amount(text).to_integral_value(rounding=ROUND_CEILING))
+
+
+def human_bytes(size: float) -> str:
+    """Bytes as people read them, with the unit that fits: ``1.4 TiB``, ``4.8 MiB``, ``17 B``."""
+    if size < 1024:
+        return f"{size:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1024:.1f} TiB"

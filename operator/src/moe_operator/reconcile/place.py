@@ -122,7 +122,13 @@ def _no_room_beside(draft: Draft, refusal: Refusal, replicas: int, need: Need) -
 
 def _record(target: Revision, replica: int, answer: Assignment) -> PlacementStatus:
     ranks = [RankPlacement(rank=i, node=n.name, node_uid=n.uid) for i, n in enumerate(answer.nodes)]
-    return PlacementStatus(revision=target.hash, replica=replica, domain=answer.domain, ranks=ranks)
+    return PlacementStatus(
+        revision=target.hash,
+        replica=replica,
+        domain=answer.domain,
+        gpus_per_node=target.layout.gpus_per_node,
+        ranks=ranks,
+    )
 
 
 def _promised(draft: Draft, target: Revision, found: list[PlacementStatus]) -> Draft:

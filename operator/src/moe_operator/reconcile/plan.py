@@ -14,6 +14,7 @@ from moe_operator.api.manifest import Manifest, view_digest
 from moe_operator.api.moments import epoch
 from moe_operator.api.names import ANNOTATION_RETRY, LABEL_REVISION, digest, manifest_name, resolver_name
 from moe_operator.api.policy import OperatorPolicy
+from moe_operator.api.quantity import human_bytes
 from moe_operator.api.spec import MoESpec
 from moe_operator.api.status import LayoutStatus, ManifestStatus, PlanStatus, RankRow, RefusalStatus
 from moe_operator.checkpoint.model_facts import UnreadableConfig, checkpoint_from_config
@@ -97,7 +98,7 @@ def _progress(snapshot: Snapshot, spec: MoESpec) -> str:
     if not progress or not progress.bytes_total:
         return f"reading {spec.model.source}"
     done = 100 * progress.bytes_done // progress.bytes_total
-    return f"reading {spec.model.source}: {done} % of {progress.bytes_total / GIB:.1f} GiB hashed"
+    return f"reading {spec.model.source}: {done} % of {human_bytes(progress.bytes_total)} hashed"
 
 
 def _resolver_trouble(snapshot: Snapshot, job_name: str) -> Trouble | None:
@@ -294,7 +295,7 @@ def _refuse(draft: Draft, refusals: list[Refusal]) -> Draft:
 
 
 def _facts(manifest: Manifest) -> str:
-    return f"{len(manifest.files)} files, {manifest.total_bytes / GIB:.1f} GiB from {manifest.source}"
+    return f"{len(manifest.files)} files, {human_bytes(manifest.total_bytes)} from {manifest.source}"
 
 
 def _ref(obj: Obj) -> Ref:

@@ -107,8 +107,12 @@ def _serving(draft: Draft) -> Draft:
         draft = draft.say(ConditionType.DEGRADED, "False", reason, "")
     else:
         draft = draft.say(ConditionType.DEGRADED, "True", *_why_degraded(draft, said))
-    ready: Truth = "True" if whole else "False"
-    return draft.say(ConditionType.READY, ready, Reason.SERVING if whole else Reason.NOT_SERVING, said)
+    if whole:
+        return draft.say(ConditionType.READY, "True", Reason.SERVING, said)
+    if available == "True" and serving >= wanted:
+        said = f"{said}; the gateway is being told"
+        return draft.say(ConditionType.READY, "False", Reason.GATEWAY_STARTING, said)
+    return draft.say(ConditionType.READY, "False", Reason.NOT_SERVING, said)
 
 
 def _knows(draft: Draft) -> bool:

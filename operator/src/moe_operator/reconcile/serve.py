@@ -150,7 +150,7 @@ def _forget(draft: Draft, group: Group) -> Draft:
 
 
 def _sweep(snapshot: Snapshot, draft: Draft) -> Draft:
-    """Services whose group is gone: found by what is there, so a crash after the group's record is no leak."""
+    """Services whose group is gone: found by what is there, so that a crash leaks none."""
     live = {(g.revision, str(g.replica)) for g in draft.groups}
     services = [s for s in snapshot.children.get("Service", ()) if _is_orphan(s, live)]
     return draft.delete(Delete(tuple(map(_ref, services)), "its group is gone")) if services else draft

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from moe_operator.api.conditions import ConditionType, Reason
 from moe_operator.api.manifest import StageProgress
+from moe_operator.api.quantity import human_bytes
 from moe_operator.api.status import StagingStatus
-from moe_operator.planning.planner import GIB
 from moe_operator.reconcile.draft import Draft
 from moe_operator.reconcile.snapshot import Snapshot
 from moe_operator.rollout.groups import Group
@@ -89,5 +89,5 @@ def _conclude(draft: Draft, groups: tuple[Group, ...], rows: list[StagingStatus]
         return draft.say(kind, "True", Reason.STAGED, f"{needed} node(s) hold every byte, verified")
     done = sum(row.bytes_done for row in rows)
     every = sum(row.bytes_total for row in rows)
-    said = f"{ready} of {needed} node(s) ready; {done / GIB:.1f} of {every / GIB:.1f} GiB"
+    said = f"{ready} of {needed} node(s) ready; {human_bytes(done)} of {human_bytes(every)}"
     return draft.say(kind, "False", Reason.STAGING, said)

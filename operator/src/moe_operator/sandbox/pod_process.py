@@ -99,8 +99,9 @@ async def spawn(
     ``marker`` names the container whose processes end together. Raises CannotStart when there is no such
     command. Must be called on the sandbox's main thread: PDEATHSIG is tied to the thread that forks.
     """
-    name, _, value = reaper.marker.partition("=")
-    environment = {**env, name: value, CONTAINER_MARKER: marker}
+    name, _, sandbox = reaper.marker.partition("=")
+    marker = f"{sandbox}/{marker}"  # another sandbox has an operator and an "engine" too
+    environment = {**env, name: sandbox, CONTAINER_MARKER: marker}
     heard, report = os.pipe()
     with log.open("ab") as output:
         child = subprocess.Popen(  # noqa: ASYNC220 - returns at once, and asyncio's own needs a watcher thread
