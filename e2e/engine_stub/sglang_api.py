@@ -105,10 +105,10 @@ class SglangApi:
             return Response(503)
         if (self.faults.active("F30") or {}).get("variant") == "health503":
             return Response(503)
-        self.generator.on_submit()
         await asyncio.sleep(self.settings.scaled(HEALTH_ANSWERS))
         until = time.monotonic() + self.settings.scaled(HEALTH_TIMEOUT - HEALTH_ANSWERS)
         while self.generator.hangs:
+            self.generator.on_submit()  # its token is a step that does not come back
             if time.monotonic() >= until or request.gone.is_set():
                 return Response(503)
             await asyncio.sleep(0.05)
