@@ -361,12 +361,17 @@ class Container:
         self._host.event("Warning", "Unhealthy", text)
 
     def _termination_message(self, command: Command, log: Path, code: int) -> str:
-        written = command.termination_log.read_bytes()[:TERMINATION_MESSAGE_BYTES]
+        written = _content(command.termination_log)[:TERMINATION_MESSAGE_BYTES]
         text = written.decode(errors="replace")
         if text or code == 0 or self.spec.get("terminationMessagePolicy") != "FallbackToLogsOnError":
             return text
-        tail = log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+        tail = _content(log)[-LOG_TAIL_BYTES:].decode(errors="replace")
         return "".join(tail.splitlines(keepends=True)[-LOG_TAIL_LINES:])
+
+
+def _content(path: Path) -> bytes:
+    """What a file holds; nothing when the container removed it."""
+    return path.read_bytes() if path.exists() else b""
 
 
 class _Backoff:
