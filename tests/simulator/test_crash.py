@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from moe_operator.runtime.kube import MOE_DEPLOYMENT
+from moe_operator.runtime.kube import KINDS, MOE_DEPLOYMENT
 
 from tests.simulator.world import EverythingGoes, World, facts, moe_deployment
 
@@ -72,9 +72,7 @@ SCENARIOS: dict[str, tuple[Scenario, Scenario]] = {
 def end_state(world: World) -> dict[str, Any]:
     """Everything that is left, without names of chance, times and counters of this run."""
     kinds = ("Pod", "Service", "ConfigMap", "Deployment", "ControllerRevision", "Job", "Role", "RoleBinding")
-    left = {
-        k.kind: world.api.list(k).items for k in (r.kind for r in world.api.resources()) if k.kind in kinds
-    }
+    left = {k.kind: world.api.list(k).items for k in KINDS if k.kind in kinds}
     names = {
         kind: sorted(o["metadata"]["name"] for o in items if "-gateway-" not in o["metadata"]["name"])
         for kind, items in left.items()
