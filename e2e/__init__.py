@@ -1,1 +1,1 @@
-"""Engine stub, synthetic checkpoints and the scenarios that run on them; nothing here ships in the product."""
+"""Engine stub, synthetic checkpoints and the scenarios that run on them; no part of the product."""

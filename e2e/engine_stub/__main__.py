@@ -11,6 +11,8 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
+from .settings import Misuse
+
 USAGE = "engine stub: expected 'vllm serve MODEL …' or 'sglang --model-path MODEL …'"
 BAD_SETTINGS = 64  # EX_USAGE: the stub's own settings are wrong, which no engine would say
 
@@ -21,13 +23,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         engine, rest = recognize(given)
         return asyncio.run(_run(engine, rest))
-    except ValueError as error:
+    except Misuse as error:
         print(f"engine stub: {error}", file=sys.stderr)
         return BAD_SETTINGS
 
 
 def recognize(given: Sequence[str]) -> tuple[str, list[str]]:
-    """(engine, its own arguments) for any of the spellings above; ValueError for others."""
+    """(engine, its own arguments) for any of the spellings above; Misuse for others."""
     words = list(given)
     if words[:1] and words[0].rsplit("/", 1)[-1].startswith("python"):
         words = words[1:]
@@ -41,7 +43,7 @@ def recognize(given: Sequence[str]) -> tuple[str, list[str]]:
         return "vllm", words
     if words[:1] == ["--model-path"]:
         return "sglang", words
-    raise ValueError(USAGE)
+    raise Misuse(USAGE)
 
 
 async def _run(engine: str, arguments: Sequence[str]) -> int:

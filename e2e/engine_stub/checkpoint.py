@@ -86,7 +86,7 @@ def shard_paths(directory: Path) -> tuple[list[Path], dict[str, str]]:
         weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(type(error).__name__, f"{index}: {error}") from None
-    paths = sorted({directory / file for file in weight_map.values()})
+    paths = [directory / file for file in sorted(set(weight_map.values()))]
     if missing := {str(path) for path in paths if not path.exists()}:
         raise CheckpointError("FileNotFoundError", f"Weight files referenced in index but missing: {missing}")
     return paths, weight_map
@@ -121,7 +121,7 @@ def _read_shard(path: Path, gathered: _Gathered) -> bytes:
     gathered.stored_bytes += _check_layout(header, size - 8 - len(text))
     for name, entry in header.items():
         gathered.stored[name] = path.name
-        parameter = _EXPERT.sub("experts.*.", name)
+        parameter = _EXPERT.sub("experts.*.", name) if ".experts." in name else name
         if parameter in published:
             gathered.parameters[parameter] = published[parameter]
         else:

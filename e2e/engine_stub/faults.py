@@ -19,6 +19,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from .settings import Misuse
+
 MENU = {
     "F01": "slow_load{s, stall_at_pct}: loading takes s seconds, or stops at a percentage for s (for ever)",
     "F03": "load_exit{kind, at_pct}: start-up fails; kinds: see vllm_failures and sglang_failures",
@@ -43,7 +45,7 @@ PHASES = ("load", "rendezvous", "warmup", "serve", "shutdown")
 TRIGGERS = {"always", "after_s", "duration_s", "after_requests", "first_n_starts", "counter_file"}
 
 
-class FaultError(ValueError):
+class FaultError(Misuse):
     """A fault that cannot be understood; the stub refuses it instead of ignoring it."""
 
 

@@ -130,9 +130,13 @@ class Node:
         """
         assert self.weights is not None
         budget = ceil(self.settings.gpu_memory_gib * GIB * utilization)
-        found, needs = [], []
+        found, needs, of_stage = [], [], {}
         for rank in self.parallel.local_ranks:
-            weights = weight_bytes(self.weights.parameters, facts, self.parallel, rank, draft=draft)
+            if rank.pipeline not in of_stage:  # all ranks of a stage hold the same
+                of_stage[rank.pipeline] = weight_bytes(
+                    self.weights.parameters, facts, self.parallel, rank, draft=draft
+                )
+            weights = of_stage[rank.pipeline]
             free = budget - weights - overhead
             need = kv_need(facts, self.parallel, rank, cache_bytes)
             tokens = int(free / max(1, need.of(max_len)) * max_len) if free > 0 else 0

@@ -7,11 +7,16 @@ rendezvous limits, log periods, the seconds between a lost rank and the end). Ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 GIB = 1 << 30
+
+
+class Misuse(ValueError):
+    """The stub itself was started wrongly: its own settings, faults or entry point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,32 +39,28 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
-        """Read ``STUB_*``; a variable that is empty counts as not given. ValueError when one is malformed."""
-
-        def number(name: str, default: float) -> float:
-            return float(environment.get(name) or default)
-
-        def text(name: str) -> str | None:
-            return environment.get(name) or None
-
-        plain = cls()
-        gpus, port, file = text("STUB_GPUS"), text("STUB_ADMIN_PORT"), text("STUB_FAULTS_FILE")
-        return cls(
-            time_scale=number("STUB_TIME_SCALE", plain.time_scale),
-            load_seconds=number("STUB_LOAD_SECONDS", plain.load_seconds),
-            ttft_ms=number("STUB_TTFT_MS", plain.ttft_ms),
-            itl_ms=number("STUB_ITL_MS", plain.itl_ms),
-            gpu_memory_gib=number("STUB_GPU_MEMORY_GIB", plain.gpu_memory_gib),
-            gpus=int(gpus) if gpus else None,
-            overhead_gib=number("STUB_OVERHEAD_GIB", plain.overhead_gib),
-            admin_host=text("STUB_ADMIN_HOST") or plain.admin_host,
-            admin_port=int(port) if port else None,
-            faults=text("STUB_FAULTS") or plain.faults,
-            faults_file=Path(file) if file else None,
-            vllm_version=text("STUB_VLLM_VERSION") or plain.vllm_version,
-            sglang_version=text("STUB_SGLANG_VERSION") or plain.sglang_version,
-        )
+        """Field ``x`` is ``STUB_X``; a variable that is empty counts as not given. Misuse when malformed."""
+        values: dict[str, Any] = {}
+        for one in fields(cls):
+            variable = f"STUB_{one.name.upper()}"
+            if given := environment.get(variable):
+                try:
+                    values[one.name] = _READ.get(one.name, float)(given)
+                except ValueError as error:
+                    raise Misuse(f"{variable}: {error}") from None
+        return cls(**values)
 
     def scaled(self, seconds: float) -> float:
         """Seconds of this process for ``seconds`` of the real engine."""
         return seconds * self.time_scale
+
+
+_READ: dict[str, Callable[[str], Any]] = {  # every other field is a number
+    "gpus": int,
+    "admin_host": str,
+    "admin_port": int,
+    "faults": str,
+    "faults_file": Path,
+    "vllm_version": str,
+    "sglang_version": str,
+}

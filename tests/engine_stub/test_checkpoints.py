@@ -55,7 +55,7 @@ def test_index_and_headers_agree_and_every_shard_of_the_published_layout_exists(
     assert stored == index["weight_map"]
     assert total == index["metadata"]["total_size"]
     assert len(set(stored.values())) == MODELS[name].shards
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 10_000_000
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 6_000_000
 
 
 def test_the_config_is_the_published_file_byte_for_byte(tmp_path):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from e2e.engine_stub.exposition import Family, labels, number, render, steps_to
 from e2e.engine_stub.faults import Fault, FaultError, Faults, parse_faults
 from e2e.engine_stub.http_server import Request, Response, Server
 from e2e.engine_stub.parallel import Parallel
+from e2e.engine_stub.settings import Misuse, Settings
 from e2e.engine_stub.sglang_flags import parse as parse_sglang
 from e2e.engine_stub.tokens import Sampling, Tokenizer, answer
 from e2e.engine_stub.vllm_flags import parse as parse_vllm
@@ -168,3 +170,12 @@ async def test_a_body_may_come_in_parts_and_in_chunks():
 )
 async def test_malformed_requests_are_400_and_end_the_connection(bad):
     assert (await exchange(bad)).startswith(b"HTTP/1.1 400 Bad Request")
+
+
+def test_settings_come_from_variables_of_the_same_name():
+    given = {"STUB_TIME_SCALE": "0.5", "STUB_GPUS": "8", "STUB_ADMIN_PORT": "", "STUB_FAULTS_FILE": "/x"}
+    settings = Settings.from_environment(given)
+    assert (settings.scaled(10), settings.gpus, settings.admin_port) == (5.0, 8, None)
+    assert settings.faults_file == Path("/x")
+    with pytest.raises(Misuse, match="STUB_GPUS"):
+        Settings.from_environment({"STUB_GPUS": "many"})
