@@ -108,6 +108,7 @@ def test_a_damaged_view_is_found_and_mended_in_place(repair: str, manifest: Mani
             shard.chmod(0o644)
             shard.write_bytes(data)
         case "truncated":
+            shard.chmod(0o644)
             os.truncate(shard, 10)
         case "gone":
             shard.unlink()
@@ -422,7 +423,12 @@ def _unshared(*arguments: object) -> list[str]:
 
 
 def can_mount(tmp_path: Path) -> bool:
-    probe = subprocess.run(_unshared(tmp_path, "true", "true"), capture_output=True, check=False, timeout=30)
+    probe = subprocess.run(
+        _unshared(tmp_path, "true", sys.executable, "-c", "pass"),
+        capture_output=True,
+        check=False,
+        timeout=30,
+    )
     return probe.returncode == 0
 
 
