@@ -93,11 +93,15 @@ class Pod:
         if mounted is not None:
             self.mount.write_text(text_of(mounted))
 
-    async def start(self) -> None:
+    def write_files(self) -> None:
+        """What ``init`` does, in this process."""
         prepare(self.xds, self.mount, Address(self.address, 8080), Address(self.address, 9901))
+
+    async def start(self) -> None:
+        self.write_files()
         await self.start_envoy()
         self.start_agent()
-        await until(self._agent_listens)
+        await until(self.agent_listens)
 
     def start_agent(self) -> None:
         """The agent as a task of this process: starts in no time, ends without a trace."""
@@ -106,8 +110,11 @@ class Pod:
         work = serve(self.xds, self.mount, api, "team/kimi-gateway", admin, listen)
         self.agent = asyncio.create_task(work)
 
-    async def _agent_listens(self) -> bool:
+    async def agent_listens(self) -> bool:
         return not _free(self.address, 9902)
+
+    async def envoy_listens(self) -> bool:
+        return not _free(self.address, 9901)
 
     async def stop_agent(self) -> None:
         if self.agent is not None:

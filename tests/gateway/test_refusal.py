@@ -67,13 +67,23 @@ async def test_a_bad_intent_that_arrives_while_envoy_is_down_does_not_keep_it_do
     assert (await pod.client().chat()).json["model"] == "blue"
 
 
-async def test_a_first_intent_that_envoy_refuses_leaves_a_gateway_that_says_so(
+async def test_a_first_intent_that_envoy_refused_before_the_agent_came_is_told(
     api: ApiDouble, pod: Pod
 ) -> None:
     bad = intent(1, NOT_AN_ADDRESS)
     pod.prepare(bad)
     api.put(bad)
-    await pod.start()
+    pod.write_files()
+
+    async def refused_by_envoy() -> bool:
+        stats = await pod.client(9901).get("/stats?filter=cluster.all.update_rejected")
+        return b"update_rejected: 1" in stats.body
+
+    await pod.start_envoy()
+    await until(pod.envoy_listens)
+    await until(refused_by_envoy)
+    pod.start_agent()
+    await until(pod.agent_listens)
 
     async def refused() -> bool:
         return not (await pod.ack()).accepted
@@ -101,24 +111,41 @@ async def test_an_intent_that_cannot_be_read_is_refused_with_the_field_that_is_w
     assert (await pod.client().chat()).status == 200
 
 
-@pytest.mark.parametrize("text", ["", "not json", "[]", '{"generation": "x"}', '{"generation": -1}', "{"])
 async def test_text_without_a_generation_is_refused_and_the_next_intent_is_taken(
-    api: ApiDouble, serving: StartPod, text: str
+    api: ApiDouble, serving: StartPod
 ) -> None:
     pod = await serving(intent(1))
-    await pod.ack(1)
     await asyncio.wait_for(api.watching.wait(), 10)
 
-    api.put(text)
+    async def refused() -> bool:
+        return not (await pod.ack()).accepted
+
+    texts = ["", "not json", "[]", '{"generation": "x"}', '{"generation": -1}', "{"]
+    for generation, text in enumerate(texts, start=2):
+        api.put(text)
+        await until(refused)
+        assert (await pod.ack()).received_generation == generation - 1
+        api.put(intent(generation))
+        ack = await pod.ack(generation)
+        assert (ack.generation, ack.accepted) == (generation, True)
+
+
+async def test_restoring_what_somebody_broke_by_hand_clears_the_refusal(
+    api: ApiDouble, serving: StartPod
+) -> None:
+    pod = await serving(intent(1))
+    await asyncio.wait_for(api.watching.wait(), 10)
+    api.put("by hand")
 
     async def refused() -> bool:
-        ack = await pod.ack()
-        return not ack.accepted and ack.received_generation == 1
+        return not (await pod.ack()).accepted
+
+    async def accepted() -> bool:
+        return (await pod.ack()).accepted
 
     await until(refused)
-    api.put(intent(2))
-    ack = await pod.ack(2)
-    assert (ack.generation, ack.accepted) == (2, True)
+    api.put(intent(1))
+    await until(accepted)
 
 
 @pytest.mark.parametrize("mounted", [None, "not json"])

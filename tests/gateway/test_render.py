@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from moe_operator.api.intent import Colour, Endpoint, Intent, Timeouts
 from moe_operator.gateway import validate
@@ -90,12 +90,14 @@ async def test_envoy_has_nothing_against_it(intent: Intent | None, tmp_path: Pat
     assert await validate.refusal(render(intent, SITE), envoy, tmp_path) == ""
 
 
+@settings(max_examples=50, deadline=None)
 @given(intents)
 def test_no_intent_touches_bootstrap_or_listener(intent: Intent) -> None:
     files, none = render(intent, SITE), render(None, SITE)
     assert (files[BOOTSTRAP], files[LDS]) == (none[BOOTSTRAP], none[LDS])
 
 
+@settings(max_examples=50, deadline=None)
 @given(intents)
 def test_every_version_leads_back_to_its_generation_and_equal_intents_to_equal_bytes(intent: Intent) -> None:
     files = render_intent(intent, "/xds")
@@ -104,6 +106,7 @@ def test_every_version_leads_back_to_its_generation_and_equal_intents_to_equal_b
     assert files == render_intent(Intent.model_validate_json(intent.model_dump_json(by_alias=True)), "/xds")
 
 
+@settings(max_examples=50, deadline=None)
 @given(intents)
 def test_standby_leaves_the_weight_out_and_no_weight_is_zero(intent: Intent) -> None:
     localities = resource(render(intent, SITE), EDS)["endpoints"]
@@ -111,6 +114,7 @@ def test_standby_leaves_the_weight_out_and_no_weight_is_zero(intent: Intent) -> 
     assert shown == [(c.revision, c.weight or None) for c in intent.colours if c.endpoints]
 
 
+@settings(max_examples=50, deadline=None)
 @given(intents)
 def test_a_path_that_is_not_listed_meets_the_refusal(intent: Intent) -> None:
     routes = resource(render(intent, SITE), RDS)["virtual_hosts"][0]["routes"]

@@ -16,6 +16,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -38,6 +39,14 @@ DEFAULT_INTENT = Intent(generation=0, model="")
 _log = logging.getLogger(__name__)
 
 
+class Cause(Enum):
+    """Who has something against an intent."""
+
+    TEXT = "text"  # it cannot be read
+    DISK = "disk"  # its files cannot be written
+    ENVOY = "envoy"  # Envoy refused a file
+
+
 class Agent:
     """One gateway pod's link between the operator's intent and Envoy."""
 
@@ -49,8 +58,7 @@ class Agent:
         self._wanted: Intent | None = None
         self._received = max(store.generation(), self._accepted.generation if self._accepted else -1)
         self._handled = -1  # newest generation taken in this life of the agent
-        self._rejected = ""
-        self._unwritable = ""  # why the files cannot be written at the moment
+        self._reasons: dict[Cause, str] = {}  # why the newest intent does not run; empty = no reason known
         self._changed = asyncio.Event()  # replaced at every change; hold it before looking
         self.rejections = 0
 
@@ -72,13 +80,16 @@ class Agent:
             self._take_unreadable(text, origin, error)
             return
         fields = {"generation": intent.generation, "origin": origin}
+        if intent.generation >= self._received:
+            self._reasons.pop(Cause.TEXT, None)
         if not self._is_news(intent.generation):
             if intent.generation < self._received:
                 _log.info("older intent ignored", extra={"fields": fields})
             return
         _log.info("intent received", extra={"fields": fields})
         self._received = self._handled = intent.generation
-        self._wanted, self._rejected = intent, ""
+        self._wanted = intent
+        self._reasons.pop(Cause.ENVOY, None)
         self._announce()
 
     def _is_news(self, generation: int) -> bool:
@@ -93,7 +104,7 @@ class Agent:
             if not self._is_news(generation):
                 return
             self._received = self._handled = generation
-        self._reject(f"not an intent ({origin}): {error}")
+        self._blame(Cause.TEXT, f"not an intent ({origin}): {error}")
 
     async def keep_settled(self) -> None:
         """Settle every intent that is offered; runs until cancelled."""
@@ -109,11 +120,10 @@ class Agent:
     async def _settle(self, intent: Intent) -> None:
         """Return when Envoy has accepted or refused ``intent``, or a newer one is wanted."""
         files = render_intent(intent, self._store.xds)
-        before = await self._refusals()
-        pauses, looks_refused, written = _pauses(), 0, False
+        before = await self._put(intent, files)
+        pauses, looks_refused = _pauses(), 0
         while self._wanted is intent:
             changed = self._changed
-            written = written or await self._write(files)
             seen = await self._subscriptions()
             if seen is None:
                 before = {}  # a new Envoy counts from zero
@@ -127,20 +137,33 @@ class Agent:
                     return
             await _wait(changed, next(pauses))
 
-    async def _write(self, files: Mapping[str, str]) -> bool:
+    async def _put(self, intent: Intent, files: Mapping[str, str]) -> Mapping[str, int]:
+        """Write ``files``, however long that takes; the refusals that were there before.
+
+        A file that already lay there may have been refused before we came, so it starts from zero.
+        """
+        before = await self._refusals()
+        while (written := await self._write(files)) is None and self._wanted is intent:
+            await _wait(self._changed, SLOWEST_LOOK_SECONDS)
+        return {name: before.get(name, 0) for name in written or ()}
+
+    async def _write(self, files: Mapping[str, str]) -> tuple[str, ...] | None:
+        """The names of the files that were replaced; None when they cannot be written now."""
         try:
-            changed = await asyncio.to_thread(self._store.put, files)
+            written = await asyncio.to_thread(self._store.put, files)
         except OSError as error:  # a full disk may empty again
-            self._unwritable = f"cannot write: {error}"
-            _log.error("files not written", extra={"fields": {"error": str(error)}})
-            return False
-        self._unwritable = ""
-        _log.info("files written", extra={"fields": {"files": changed}})
-        return True
+            self._blame(Cause.DISK, f"cannot write: {error}")
+            return None
+        self._reasons.pop(Cause.DISK, None)
+        _log.info("files written", extra={"fields": {"files": written}})
+        return written
 
     async def _accept(self, intent: Intent) -> None:
-        await asyncio.to_thread(self._store.remember, intent)
         self._accepted = intent
+        try:
+            await asyncio.to_thread(self._store.remember, intent)
+        except OSError as error:  # only a restart of this agent would miss it, and the API has it
+            _log.error("accepted intent not kept", extra={"fields": {"error": str(error)}})
         _log.info("intent accepted", extra={"fields": {"generation": intent.generation}})
         self._announce()
 
@@ -148,7 +171,7 @@ class Agent:
         reason = await self._reason(intent, refused)
         if self._wanted is intent:
             await self._write(render_intent(self._accepted, self._store.xds))
-            self._reject(reason)
+            self._blame(Cause.ENVOY, reason)
 
     async def _reason(self, intent: Intent, refused: tuple[str, ...]) -> str:
         fallback = f"Envoy refused {', '.join(refused)}; its log says why"
@@ -160,12 +183,12 @@ class Agent:
         except (OSError, TimeoutError) as error:
             return f"{fallback} (validating failed: {error!r})"
 
-    def _reject(self, reason: str) -> None:
-        if reason == self._rejected:
+    def _blame(self, cause: Cause, reason: str) -> None:
+        if reason == self._reasons.get(cause):
             return
-        self._rejected = reason
+        self._reasons[cause] = reason
         self.rejections += 1
-        fields = {"generation": self._received, "reason": reason}
+        fields = {"generation": self._received, "cause": cause.value, "reason": reason}
         _log.error("intent rejected", extra={"fields": fields})
         self._announce()
 
@@ -178,7 +201,7 @@ class Agent:
 
     async def ack(self) -> Ack:
         """What Envoy runs at this moment and what became of the newest intent."""
-        return readback.ack(await self.read(), self._received, self._rejected or self._unwritable)
+        return readback.ack(await self.read(), self._received, "; ".join(self._reasons.values()))
 
     async def ack_of(self, generation: int, timeout: float) -> Ack:
         """:meth:`ack` once ``generation`` or a newer one is settled, or after ``timeout`` seconds."""

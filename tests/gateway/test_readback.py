@@ -1,0 +1,101 @@
+"""What Envoy's admin answers mean."""
+
+from __future__ import annotations
+
+import pytest
+from moe_operator.api.intent import HostState
+from moe_operator.gateway import readback
+from moe_operator.gateway.readback import Reading, Subscriptions
+from moe_operator.gateway.render import CDS, EDS, RDS
+
+STATS = """\
+cluster.all.version_text: "7-73edaf3bf60f"
+cluster_manager.cds.version_text: "8-f113e3c22602"
+http.ingress.rds.gateway.version_text: "8-a1b7b8cc226f"
+cluster.all.update_rejected: 1
+cluster_manager.cds.update_rejected: 0
+http.ingress.rds.gateway.update_rejected: 0
+"""
+CLUSTERS = {
+    "cluster_statuses": [
+        {"name": "other", "host_statuses": [{"address": "never read"}]},
+        {
+            "name": "all",
+            "host_statuses": [
+                {
+                    "address": {"socket_address": {"address": "10.0.1.7", "port_value": 8000}},
+                    "stats": [{"name": "rq_total", "value": "41"}, {"type": "GAUGE", "name": "rq_active"}],
+                    "health_status": {"eds_health_status": "HEALTHY"},
+                    "locality": {"zone": "5c9f1e77"},
+                },
+                {
+                    "address": {"socket_address": {"address": "fd00::7", "port_value": 8000}},
+                    "stats": [{"type": "GAUGE", "name": "rq_active", "value": "3"}],
+                    "health_status": {"eds_health_status": "HEALTHY", "failed_active_health_check": True},
+                    "locality": {"zone": "00c0ffee"},
+                },
+            ],
+        },
+    ]
+}
+ENDPOINTS = {
+    "configs": [
+        {
+            "endpoint_config": {
+                "cluster_name": "all",
+                "endpoints": [
+                    {"locality": {"zone": "5c9f1e77"}, "load_balancing_weight": 90},
+                    {"locality": {"zone": "00c0ffee"}},
+                ],
+            }
+        },
+        {"endpoint_config": {"cluster_name": "other", "endpoints": [{"locality": {"zone": "x"}}]}},
+    ]
+}
+
+
+def test_the_generation_that_runs_is_the_oldest_of_the_files() -> None:
+    seen = readback.subscriptions(STATS)
+    assert seen == Subscriptions(
+        versions={EDS: "7-73edaf3bf60f", CDS: "8-f113e3c22602", RDS: "8-a1b7b8cc226f"},
+        refusals={EDS: 1, CDS: 0, RDS: 0},
+    )
+    assert seen.generation == 7
+    assert seen.refused_since({}) == (EDS,)
+    assert seen.refused_since({EDS: 1}) == ()
+
+
+@pytest.mark.parametrize("text", ["", 'cluster.all.version_text: "none-73edaf3bf60f"\n'])
+def test_nothing_runs_where_nothing_was_loaded(text: str) -> None:
+    assert readback.subscriptions(text).generation == -1
+
+
+def test_an_acknowledgement_joins_health_weight_and_load() -> None:
+    hosts, weights = readback.hosts(CLUSTERS), readback.weights(ENDPOINTS)
+    ack = readback.ack(Reading(True, readback.subscriptions(STATS), hosts, weights), 8, "why")
+
+    assert ack.hosts == [
+        HostState(address="10.0.1.7", port=8000, revision="5c9f1e77", healthy=True, weight=90),
+        HostState(
+            address="fd00::7", port=8000, revision="00c0ffee", healthy=False, weight=0, active_requests=3
+        ),
+    ]
+    assert (ack.generation, ack.received_generation, ack.accepted, ack.rejected) == (7, 8, False, "why")
+
+
+def test_without_envoy_there_is_nothing_to_acknowledge() -> None:
+    ack = readback.ack(None, 8, "")
+    assert (ack.generation, ack.received_generation, ack.envoy_live, ack.hosts) == (-1, 8, False, [])
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["failed_active_health_check", "failed_outlier_check", "pending_active_hc", "pending_dynamic_removal"],
+)
+def test_every_reason_not_to_send_traffic_counts_as_unhealthy(flag: str) -> None:
+    status = {
+        "address": {"socket_address": {"address": "10.0.1.7", "port_value": 8000}},
+        "health_status": {flag: True},
+    }
+    (host,) = readback.hosts({"cluster_statuses": [{"name": "all", "host_statuses": [status]}]})
+    assert not host.healthy
