@@ -180,9 +180,10 @@ class Leader:
 
     async def _watch(self, node: int, link: Link) -> None:
         await link.lost.wait()
-        if not self._complete.is_set():
+        if self._complete.is_set():
+            self.lost.put_nowait(node)
+        else:
             del self.links[node]  # it may come back while the group is still forming
-        self.lost.put_nowait(node)
 
 
 async def join(group: Group, host: str, port: int, log: Callable[[str], None]) -> Link:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,6 +49,12 @@ class Serve:
     def served_names(self) -> list[str]:
         """Names under which clients may ask for the model; the first is the one that answers."""
         return self.flags.served_model_name or [self.model]
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        """Keys of which clients must send one; none: the server is open."""
+        key = os.environ.get("VLLM_API_KEY")
+        return tuple(self.flags.api_key or ([key] if key else []))
 
     @property
     def parallel(self) -> Parallel:

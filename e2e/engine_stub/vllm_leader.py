@@ -137,7 +137,7 @@ class _Leader:
             self.serve.model,
             model.max_len,
             self.node.settings.vllm_version,
-            tuple(self.serve.flags.api_key or ()),
+            self.serve.api_keys,
             self.generator,
             metrics,
             self.node.faults,

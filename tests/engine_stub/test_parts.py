@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ from e2e.engine_stub.settings import Misuse, Settings
 from e2e.engine_stub.sglang_flags import parse as parse_sglang
 from e2e.engine_stub.tokens import Sampling, Tokenizer, answer
 from e2e.engine_stub.vllm_flags import parse as parse_vllm
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -179,3 +183,19 @@ def test_settings_come_from_variables_of_the_same_name():
     assert settings.faults_file == Path("/x")
     with pytest.raises(Misuse, match="STUB_GPUS"):
         Settings.from_environment({"STUB_GPUS": "many"})
+
+
+@pytest.mark.parametrize("engine", ["vllm_serve", "sglang_serve"])
+def test_the_stub_needs_the_standard_library_only(engine):
+    """A small image, a fast start, and no knowledge of who runs it."""
+    program = f"import sys, json, e2e.engine_stub.{engine}; print(json.dumps(sorted(sys.modules)))"
+    ran = subprocess.run(
+        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, '.'); {program}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    roots = {name.split(".")[0] for name in json.loads(ran.stdout)}
+    outside = {name for name in roots - set(sys.stdlib_module_names) if not name.startswith(("_", "e2e"))}
+    assert outside <= {"sitecustomize", "usercustomize"}

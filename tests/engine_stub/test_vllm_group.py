@@ -57,6 +57,19 @@ def test_a_worker_that_starts_first_waits_for_its_leader(fleet, tiny, tmp_path):
     leader.ready()
 
 
+def test_a_node_may_come_back_while_the_group_is_forming(fleet, tiny):
+    leader = fleet.vllm(tiny, *span("{address}", 0, nodes=3, tensor=1, pipeline=3))
+    flags = span(leader.address, 1, nodes=3, tensor=1, pipeline=3)
+    first = fleet.headless(tiny, *flags)
+    until(lambda: leader.state().get("joined") == 2, "the first to join")
+    first.kill()
+    until(lambda: leader.state().get("joined") == 1, "the leader to notice")
+    fleet.headless(tiny, *flags)
+    fleet.headless(tiny, *span(leader.address, 2, nodes=3, tensor=1, pipeline=3))
+    leader.ready()
+    assert leader.chat().status_code == 200
+
+
 def test_a_leader_alone_waits_without_a_listener(fleet, tiny):
     """As in tp2-worker-never-joins.log; SIGTERM then ends it."""
     leader = fleet.vllm(tiny, *span("{address}", 0))
@@ -64,7 +77,8 @@ def test_a_leader_alone_waits_without_a_listener(fleet, tiny):
     assert leader.health() is None
     leader.terminate()
     assert leader.exit_code() == 130
-    assert "[shutdown] EngineCore: trigger received signal=SIGTERM" in leader.log
+    last = (RECORDINGS / "tp2-worker-never-joins.log").read_text().splitlines()[-1].split("] ", 1)[1]
+    assert last in leader.log
 
 
 def test_a_lost_worker_is_noticed_by_the_next_completion_only(fleet, tiny):
@@ -129,7 +143,10 @@ def test_a_leader_killed_while_loading_leaves_its_worker_too(fleet, tiny):
     leader.kill()
     until(lambda: worker.state().get("orphaned"), "the worker to lose its leader")
     worker.terminate()
-    worker.says("[shutdown] Executor: waiting for worker exit count=1")
+    recorded = (RECORDINGS / "leader-killed-during-start-worker.log").read_text()
+    for text in ("waiting for worker exit count=1", "Parent process exited, terminating worker queues"):
+        assert text in recorded
+        worker.says(text)
     assert worker.running
 
 
@@ -180,7 +197,9 @@ def test_data_parallel_ranks_meet_on_the_rpc_port(fleet, tiny):
         tiny, *common, *meeting, "--data-parallel-address", leader.address, "--data-parallel-start-rank", "2"
     )
     leader.ready()
-    assert "Launching 2 data parallel engine(s) in headless mode, with head node address tcp://" in worker.log
+    line = "Launching {} data parallel engine(s) in headless mode, with head node address tcp://"
+    assert line.format(1) in (RECORDINGS / "dp-ep-headless.log").read_text()
+    assert line.format(2) in worker.log
     assert "rank 3 in world size 4 is assigned as DP rank 3" in worker.log
     for _ in range(4):
         assert leader.chat().status_code == 200

@@ -184,6 +184,11 @@ def test_an_api_key_guards_v1_only(fleet, tiny):
     assert engine.health() == 200
 
 
+def test_an_api_key_may_come_from_the_environment(fleet, tiny):
+    engine = fleet.vllm(tiny, VLLM_API_KEY="secret").ready()
+    assert engine.client.get("/v1/models").status_code == 401
+
+
 def test_nothing_listens_before_the_weights_are_loaded(fleet, tiny):
     engine = fleet.vllm(tiny, STUB_LOAD_SECONDS="3600")
     until(lambda: engine.state().get("phase") == "load", "loading")
