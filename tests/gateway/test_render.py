@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from moe_operator.api.intent import Colour, Endpoint, Intent, Timeouts
 from moe_operator.gateway import validate
+from moe_operator.gateway.cluster import UPSTREAM_IDLE_SECONDS
 from moe_operator.gateway.render import (
     BOOTSTRAP,
     CDS,
@@ -18,7 +19,6 @@ from moe_operator.gateway.render import (
     EDS,
     LDS,
     RDS,
-    UPSTREAM_IDLE_SECONDS,
     Address,
     Site,
     generation_of,

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from moe_operator.api.intent import Ack, HostState
-from moe_operator.gateway.render import CDS, CLUSTER, EDS, LISTENER, RDS, ROUTES, generation_of
+from moe_operator.gateway.cluster import CLUSTER
+from moe_operator.gateway.render import CDS, EDS, LISTENER, RDS, ROUTES, generation_of
 
 SUBSCRIPTIONS: Mapping[str, str] = {
     EDS: f"cluster.{CLUSTER}",
