@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from moe_operator.runtime.kube import CONFIG_MAP, EVENT, POD
+from moe_operator.sandbox.objects import Key
 from moe_operator.sandbox.run import Sandbox
 
 from tests.sandbox.objects import Obj, config_map, container, pod, service
@@ -24,6 +25,7 @@ from tests.sandbox.waiting import (
     until,
 )
 
+MODELS = Key("default", "models")
 SERVE = """
 import http.server, os, sys
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -170,7 +172,7 @@ async def test_deleting_runs_the_hook_then_terminates_then_kills_the_whole_group
     await until(lambda: len(carrying(uid)) == 3, "the shell and its two children run")
     await sandbox.kube.delete(POD, "default", "stubborn")
     await gone(sandbox, "stubborn")
-    assert (sandbox.config.claims["default", "models"] / "order").read_text() == "hook\nterm\n"  # type: ignore[index]
+    assert (sandbox.config.claims[MODELS] / "order").read_text() == "hook\nterm\n"
     assert carrying(uid) == []
 
 

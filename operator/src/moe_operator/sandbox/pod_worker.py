@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import shutil
 import time
@@ -38,6 +39,9 @@ logger = logging.getLogger(__name__)
 MANAGER = "kubelet"
 FORCED_GRACE_SECONDS = 1.0  # a pod that was deleted by force still gets a SIGTERM first
 REPORT_RETRY_SECONDS = 0.5
+
+
+Afterwards = Callable[[], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,7 @@ class PodWorker:
         self._mounted = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending: asyncio.Task[None] | None = None
+        self._ending_within = math.inf
         self._life = self._task(self._live())
         self._life.add_done_callback(self._report_defect)
         self._reports = self._task(self._report())
@@ -112,11 +117,11 @@ class PodWorker:
         self.pod = pod
         if deleting(pod):
             grace = float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
-            self._end(grace, self._release())
+            self._end(grace, self._release)
 
     def vanish(self) -> None:
         """The API does not know the pod any more."""
-        self._end(FORCED_GRACE_SECONDS, _nothing())
+        self._end(FORCED_GRACE_SECONDS, _nothing)
 
     async def refresh_volumes(self) -> None:
         """ConfigMaps or Secrets have changed."""
@@ -125,7 +130,7 @@ class PodWorker:
 
     async def close(self, grace: float) -> None:
         """The sandbox ends."""
-        self._end(grace, _nothing())
+        self._end(grace, _nothing)
         if self._ending:
             await self._ending
 
@@ -207,25 +212,20 @@ class PodWorker:
                 self._mounted = True
                 return
 
-    def _end(self, grace: float, afterwards: Coroutine[Any, Any, None]) -> None:
+    def _end(self, grace: float, afterwards: Afterwards) -> None:
         """Begin to end, or hurry up: the shortest grace period that was given counts."""
-        if self._ending:
-            afterwards.close()
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._stop(grace, afterwards))
+        elif grace < self._ending_within:
             asyncio.get_running_loop().call_later(grace, self._kill)
-            return
-        self._ending = asyncio.create_task(self._stop(grace, afterwards))
+        self._ending_within = min(grace, self._ending_within)
 
-    async def _stop(self, grace: float, afterwards: Coroutine[Any, Any, None]) -> None:
-        try:
-            await asyncio.gather(*(c.stop(grace) for c in self._everything()))
-            self._life.cancel()
-            self._reports.cancel()
-            await asyncio.wait({self._life})
-            await asyncio.wait({self._reports})
-        except BaseException:
-            afterwards.close()
-            raise
-        await afterwards
+    async def _stop(self, grace: float, afterwards: Afterwards) -> None:
+        await asyncio.gather(*(c.stop(grace) for c in self._everything()))
+        self._life.cancel()
+        self._reports.cancel()
+        await asyncio.wait({self._life, self._reports})
+        await afterwards()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         shutil.rmtree(self._root, ignore_errors=True)
         self._on_end()

@@ -220,7 +220,11 @@ async def _welcome(sandbox: Sandbox, deployment: Obj, say: Say) -> None:
     key = key_of(deployment)
     name = names.gateway_name(key.name)
     service = await sandbox.kube.get(SERVICE, key.namespace, name)
-    url = sandbox.service_url(name, int(service["spec"]["ports"][0]["port"]), key.namespace)
+    try:
+        url = sandbox.service_url(name, int(service["spec"]["ports"][0]["port"]), key.namespace)
+    except LookupError as error:  # its port was taken, and that has been said
+        say(f"{key.name} is Ready, but not from this machine: {error}")
+        return
     say(f"{key.name} serves at {url}")
     say(f"  curl {url}/v1/models")
     say(f"  KUBECONFIG={sandbox.kubeconfig} kubectl get moed,pods -o wide")
