@@ -111,7 +111,7 @@ def up(
         progress.say(f"cluster: {verdict.course}, because {verdict.because}")
         if verdict.course in {Course.REUSE, Course.REVIVE} and record:
             try:
-                return _bring_back(wanted, record, verdict, progress)
+                return _bring_back(wanted, record, verdict, folders, progress)
             except (NotInTime, CommandFailed) as failure:
                 progress.say(f"cluster: recreate, because it did not come back: {failure}")
         return _make(wanted, folders, progress, bootstrap=bootstrap)
@@ -137,7 +137,7 @@ def down(folders: Folders, progress: Progress, *, purge: bool) -> None:
             progress.say("Docker must run to remove what it holds")
             dockerd.ensure(folders, progress)
         if dockerd.answers():
-            _remove(progress)
+            _remove(folders, progress)
             if purge:
                 _remove_images(progress)
         _forget(folders)
@@ -170,7 +170,7 @@ def status(folders: Folders, progress: Progress) -> bool:
         progress.say(
             f"  {name}: {state}, {'Ready' if ready.get(name) else 'not Ready'}{_devices(listed, name)}"
         )
-    _say_how_to_use(record, progress)
+    _say_how_to_use(record, folders, progress)
     return bool(ready) and all(ready.values())
 
 
@@ -222,17 +222,19 @@ def _look(record: Record | None) -> recovery.Seen:
     return recovery.Seen(states, record.digest if record else None, ready)
 
 
-def _bring_back(wanted: Wanted, record: Record, verdict: Verdict, progress: Progress) -> Record:
+def _bring_back(
+    wanted: Wanted, record: Record, verdict: Verdict, folders: Folders, progress: Progress
+) -> Record:
     since = nodes.now() if verdict.course is Course.REVIVE else None
     containers.set_going(verdict.start, verdict.unpause)
     with progress.step("looking after the nodes"):
         _settle(wanted, record, REVIVE_SECONDS, progress, since)
-    _say_how_to_use(record, progress)
+    _say_how_to_use(record, folders, progress)
     return record
 
 
 def _make(wanted: Wanted, folders: Folders, progress: Progress, *, bootstrap: bool) -> Record:
-    _remove(progress)
+    _remove(folders, progress)
     _forget(folders)
     _obtain(wanted, folders, progress, bootstrap=bootstrap)
     server = kubernetes_version() if wanted.choice.source is Source.BUILD else source.PINNED_KUBERNETES
@@ -257,8 +259,9 @@ def _make(wanted: Wanted, folders: Folders, progress: Progress, *, bootstrap: bo
     )
     with progress.step("wiring, waiting for Ready, labelling"):
         _settle(wanted, record, READY_SECONDS, progress, None)
+    programs.link(clients, folders.bin)
     record.write(folders)
-    _say_how_to_use(record, progress)
+    _say_how_to_use(record, folders, progress)
     return record
 
 
@@ -301,9 +304,19 @@ def _obtain(wanted: Wanted, folders: Folders, progress: Progress, *, bootstrap: 
     node_image.build(wanted.go or programs.ensure_go(folders, progress), folders, progress)
 
 
-def _remove(progress: Progress) -> None:
-    if containers.states():
-        with progress.step("removing the cluster"):
+def _remove(folders: Folders, progress: Progress) -> None:
+    """Remove the cluster's containers; what a living daemon cannot let go of, a new one can."""
+    if not containers.states():
+        return
+    with progress.step("removing the cluster"):
+        try:
+            containers.remove()
+        except CommandFailed as failure:
+            if not dockerd.started_by_us(folders) or containers.strangers():
+                raise
+            progress.say(f"{failure}; restarting it")
+            dockerd.stop(folders, progress)
+            dockerd.ensure(folders, progress)
             containers.remove()
 
 
@@ -325,12 +338,9 @@ def _devices(listed: list[nodes.Obj] | None, name: str) -> str:
     return f", {count} × {labels['nvidia.com/gpu.product']}"
 
 
-def _say_how_to_use(record: Record, progress: Progress) -> None:
-    folders = dict.fromkeys(
-        str(Path(program).parent) for program in (record.kind, record.kubectl, record.helm)
-    )
+def _say_how_to_use(record: Record, folders: Folders, progress: Progress) -> None:
     progress.say(f"kubeconfig: {record.kubeconfig}")
-    progress.say(f"  export KUBECONFIG={record.kubeconfig} PATH={':'.join(folders)}:$PATH")
+    progress.say(f"  export KUBECONFIG={record.kubeconfig} PATH={folders.bin}:$PATH")
 
 
 def _forget(folders: Folders) -> None:

@@ -133,6 +133,14 @@ def clients(server: str, folders: Folders, progress: Progress) -> Clients:
     )
 
 
+def link(found: Clients, folder: Path) -> None:
+    """Put the programs side by side in one folder, for a user's PATH."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, path in (("kind", found.kind), ("kubectl", found.kubectl), ("helm", found.helm)):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(path)
+
+
 def _pip_install() -> tuple[str, ...]:
     if uv := host.program("uv"):
         return (str(uv), "pip", "install", "--quiet", "--python", sys.executable)

@@ -30,6 +30,7 @@ class Progress:
         self._write = write
         self._clock = clock
         self._still_running = still_running
+        self._open: list[str] = []
 
     def say(self, text: str) -> None:
         """One line."""
@@ -37,8 +38,9 @@ class Progress:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Time what is done inside; a line now and then while it runs, one when it ends."""
+        """Time what is done inside; a line now and then while it is the innermost step, one when it ends."""
         started = self._clock()
+        self._open.append(name)
         done = threading.Event()
         ticker = threading.Thread(target=self._tick, args=(name, started, done), daemon=True)
         ticker.start()
@@ -49,8 +51,10 @@ class Progress:
         finally:
             done.set()
             ticker.join()
+            self._open.pop()
             self._write(f"  {name}: {outcome} {elapsed(self._clock() - started)}")
 
     def _tick(self, name: str, started: float, done: threading.Event) -> None:
         while not done.wait(self._still_running):
-            self._write(f"  {name}: {elapsed(self._clock() - started)} so far")
+            if self._open[-1] == name:
+                self._write(f"  {name}: {elapsed(self._clock() - started)} so far")

@@ -91,5 +91,9 @@ class Folders:
         return self.state / "audit-policy.yaml"
 
     @property
+    def bin(self) -> Path:
+        return self.state / "bin"
+
+    @property
     def kubeconfig(self) -> Path:
         return self.state / "kubeconfig"

@@ -30,6 +30,24 @@ def test_a_long_step_says_that_it_still_runs_and_how_long_it_took() -> None:
     assert lines[-1].startswith("  building kubelet: done in ")
 
 
+def test_only_the_innermost_step_says_that_it_still_runs() -> None:
+    lines: list[str] = []
+    inner_ticked = threading.Event()
+
+    def write(line: str) -> None:
+        lines.append(line)
+        if line.startswith("  inner:"):
+            inner_ticked.set()
+
+    progress = Progress(write, still_running=0.001)
+    with progress.step("outer"), progress.step("inner"):
+        for _ in range(2):  # the outer step may have been about to speak when the inner one began
+            inner_ticked.clear()
+            lines.clear()
+            assert inner_ticked.wait(10)
+        assert {line.split(":")[0] for line in lines} == {"  inner"}
+
+
 def test_a_failed_step_says_so_and_lets_the_failure_through() -> None:
     lines: list[str] = []
     with pytest.raises(CommandFailed, match="no luck"), Progress(lines.append).step("pulling"):
