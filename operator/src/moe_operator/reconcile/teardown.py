@@ -11,8 +11,8 @@ from moe_operator.api.names import COMPONENT_ENGINE, FINALIZER, LABEL_COMPONENT
 from moe_operator.reconcile.actions import Decision, Delete, Ref, RemoveFinalizer
 from moe_operator.reconcile.snapshot import Snapshot
 
-GRACE_SECONDS = 30
-PATIENCE_SECONDS = 90
+GRACE_SECONDS = 10  # workers whose leader went first ignore SIGTERM (vLLM 0.32)
+PATIENCE_SECONDS = 60
 
 
 def teardown(snapshot: Snapshot) -> Decision:

@@ -33,6 +33,7 @@ RBAC = "rbac.authorization.k8s.io"
 DRAIN_MARGIN_SECONDS = 30
 LISTENER_DRAIN_SECONDS = 86_400  # no listener change may ever cut a stream (--drain-time-s)
 ENVOY_WORKERS = 2
+LOG_FLUSH_MILLISECONDS = 1000
 INTENT_FILE = f"{PATH_INTENT}/{INTENT_KEY}"
 LISTEN = f"0.0.0.0:{PORT_GATEWAY_HTTP}"
 ADMIN = f"127.0.0.1:{PORT_ENVOY_ADMIN}"
@@ -156,9 +157,17 @@ def _envoy(policy: OperatorPolicy) -> Obj:
             "--concurrency", str(ENVOY_WORKERS),
             "--drain-time-s", str(LISTENER_DRAIN_SECONDS),
             "--reject-unknown-dynamic-fields",
+            "--file-flush-interval-msec", str(LOG_FLUSH_MILLISECONDS),
             "--log-level", "warning",
         ],
         "ports": [{"name": "http", "containerPort": PORT_GATEWAY_HTTP}],
+        # a port, not /-/ready: a draining Envoy is unready on purpose and must not be killed for it
+        "livenessProbe": {
+            "tcpSocket": {"port": PORT_GATEWAY_HTTP},
+            "periodSeconds": 10,
+            "timeoutSeconds": 5,
+            "failureThreshold": 6,
+        },
         "lifecycle": {"preStop": _finish()},
         "securityContext": RESTRICTED_CONTAINER,
         "resources": {"requests": {"cpu": "500m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},

@@ -8,6 +8,7 @@ container has terminated, whatever the exit code: the real leader exits with 0 w
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,14 +163,16 @@ STAGE_REASONS = {
     int(StageExit.NETWORK): Reason.SOURCE_UNREACHABLE,
     int(StageExit.THROTTLED): Reason.SOURCE_UNREACHABLE,
 }
+EXCEPTION = re.compile(r"\b[A-Za-z_.]*(Error|Exception|Interrupt): .*")
 ERROR_MARKS = ("error", "exception", "fatal", "failed")
 
 
 def _first_error(message: str) -> str:
-    """The first line that names an error: tails of distributed engines show only the fallout."""
+    """The first line that names an exception, or else an error: tails of engines show only the fallout."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
+    named = (found.group() for line in lines if (found := EXCEPTION.search(line)))
     marked = (line for line in lines if any(mark in line.lower() for mark in ERROR_MARKS))
-    return next(marked, lines[-1] if lines else "")[:512]
+    return next(named, next(marked, lines[-1] if lines else ""))[:512]
 
 
 def _stage_message(message: str) -> Obj | None:

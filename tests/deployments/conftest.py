@@ -1,0 +1,42 @@
+"""Whole deployments in the sandbox: the real operator, stager, Envoy and agent, and the engine stub."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from ipaddress import IPv4Network
+from pathlib import Path
+
+import pytest
+from moe_operator.sandbox.images import Images
+from moe_operator.sandbox.objects import Key
+from moe_operator.sandbox.run import Sandbox, SandboxConfig
+
+from e2e.checkpoints import build
+from tests.deployments.site import Site
+
+RANGE = IPv4Network("127.96.0.0/12")
+ROOT = Path(__file__).parents[2]
+STUB = f"env PYTHONPATH={ROOT} {sys.executable} -m e2e.engine_stub vllm serve"
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory behind the claim ``checkpoints``: two synthetic checkpoints."""
+    path = tmp_path_factory.mktemp("checkpoints")
+    for name in ("deepseek-v3.1", "kimi-k3"):
+        build(name, path / name)
+    return path
+
+
+@pytest.fixture
+async def site(tmp_path: Path, checkpoints: Path) -> AsyncIterator[Site]:
+    """Four H20 nodes; images ``stub:…`` are the engine stub."""
+    config = SandboxConfig(
+        images=Images.parse([f"stub={STUB}"]),
+        claims={Key("default", "checkpoints"): checkpoints},
+        state_dir=tmp_path / "state",
+        loopback=RANGE,
+    )
+    async with Sandbox(config) as sandbox:
+        yield Site(sandbox)

@@ -1,0 +1,83 @@
+"""kill -9 of every part in turn: the deployment is whole again, and says so."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from moe_operator.runtime.kube import POD
+
+from tests.deployments.site import Site, moe_deployment
+
+
+@pytest.fixture
+async def serving(site: Site) -> Site:
+    await site.apply(moe_deployment())
+    await site.until(site.stable, "it is stable")
+    return site
+
+
+async def answers(site: Site) -> None:
+    async with httpx.AsyncClient(base_url=site.gateway_url(), timeout=30) as client:
+        answer = await client.post(
+            "/v1/completions", json={"model": "dsv31", "prompt": "Hi", "max_tokens": 2}
+        )
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_killed_rank_brings_the_whole_group_back_once(serving: Site, rank: int) -> None:
+    before = serving.uids()
+    serving.sandbox.kill(serving.engine(rank)["metadata"]["name"], "engine")
+    await serving.until(lambda: not before & serving.uids(), "every pod of the old life is gone")
+    await serving.until(serving.stable, "it is stable again")
+    assert [g["incarnation"] for g in serving.status()["groups"]] == [1]
+    assert len(serving.pods()) == 2
+    await answers(serving)
+
+
+async def test_a_deleted_leader_pod_brings_the_whole_group_back(serving: Site) -> None:
+    before = serving.uids()
+    await serving.sandbox.kube.delete(POD, "default", serving.engine(0)["metadata"]["name"])
+    await serving.until(lambda: not before & serving.uids(), "every pod of the old life is gone")
+    await serving.until(serving.stable, "it is stable again")
+    await answers(serving)
+
+
+async def test_a_killed_operator_comes_back_and_touches_nothing(serving: Site) -> None:
+    pods = serving.uids() | serving.uids("gateway")
+    operator = serving.sandbox.operator
+    assert operator is not None
+    gone = operator.kill()
+
+    def is_back() -> bool:
+        try:
+            return operator.pid != gone
+        except LookupError:
+            return False
+
+    await serving.until(is_back, "the operator runs again")
+    victim = serving.engine(1)["metadata"]
+    await serving.sandbox.kube.delete(POD, "default", victim["name"])
+    await serving.until(lambda: victim["uid"] not in serving.uids(), "the new operator acts")
+    await serving.until(serving.stable, "it is stable again")
+    assert serving.uids("gateway") == pods & serving.uids("gateway")
+    await answers(serving)
+
+
+@pytest.mark.parametrize("container", ["envoy", "agent"])
+async def test_a_killed_gateway_container_comes_back(serving: Site, container: str) -> None:
+    pod = serving.pods("gateway")[0]["metadata"]["name"]
+    gone = serving.sandbox.kill(pod, container)
+
+    def is_back() -> bool:
+        try:
+            return serving.sandbox.pid(pod, container) != gone
+        except LookupError:
+            return False
+
+    await serving.until(is_back, f"{container} runs again")
+    await serving.until(serving.stable, "it is stable")
+    await serving.until(
+        lambda: serving.condition("GatewayReady").get("status") == "True", "every gateway pod is in step"
+    )
+    await answers(serving)
