@@ -1,4 +1,4 @@
-"""A kubelet, its engines, gateways and resolvers under a virtual clock.
+"""Every kubelet of a cluster, and the engines, gateways and resolvers on them, under a virtual clock.
 
 Nothing runs: a pod's containers get to the next state because time has passed and because the pods they
 depend on are in theirs. The rules are the real engine's (recordings of vLLM 0.32): the leader turns ready
@@ -7,25 +7,25 @@ once every rank of its life runs; when a rank goes, the leader ends with exit co
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from moe_operator.api.intent import INTENT_KEY, Ack, HostState, Intent
-from moe_operator.api.manifest import Manifest, StageProgress
-from moe_operator.api.moments import epoch, moment
+from moe_operator.api.manifest import Manifest
+from moe_operator.api.moments import epoch
 from moe_operator.api.names import (
     ANNOTATION_INCARNATION,
     COMPONENT_ENGINE,
     COMPONENT_GATEWAY,
     COMPONENT_RESOLVER,
     LABEL_COMPONENT,
+    LABEL_DEPLOYMENT,
     LABEL_RANK,
     LABEL_REPLICA,
     LABEL_REVISION,
 )
-from moe_operator.reconcile.snapshot import GatewayProbe, LeaderProbe, ResolverProbe
-from moe_operator.runtime.kube import CONFIG_MAP, POD
+from moe_operator.runtime.kube import EVENT, POD, SECRET, ApiError
 from moe_operator.sandbox.api import MemoryApi
 
 Obj = dict[str, Any]
@@ -33,6 +33,8 @@ STAGE_SECONDS = 1
 BOOT_SECONDS = 1
 GATEWAY_BOOT_SECONDS = 1
 RESOLVE_SECONDS = 1
+OVER = frozenset({"Succeeded", "Failed"})
+UNREACHABLE = {"code": 40, "reason": "NETWORK", "message": "no answer from the source"}
 
 
 def label(pod: Obj, name: str) -> str:
@@ -46,195 +48,247 @@ def ready(pod: Obj) -> bool:
 
 @dataclass
 class SimulatedKubelet:
-    """Every node's kubelet at once; ``manifests``: source URL → facts, absent = the source is unreachable."""
+    """Every node's kubelet at once. What the world around the pods is like is plain data, to be changed."""
 
     api: MemoryApi
-    manifests: dict[str, Manifest] = field(default_factory=dict)
-    crashes: dict[str, int] = field(default_factory=dict)  # image → exit code its engine ends with at once
+    manifests: dict[str, Manifest] = field(default_factory=dict)  # source → facts; absent = unreachable
+    resolve_failures: dict[str, Obj] = field(default_factory=dict)  # source → its termination message
     stage_failures: dict[str, Obj] = field(default_factory=dict)  # node → termination message of its stager
+    crashes: dict[str, int] = field(default_factory=dict)  # image → exit code its engine ends with at once
+    last_words: dict[str, str] = field(default_factory=dict)  # image → what it leaves when it ends
     wrong_models: dict[str, str] = field(default_factory=dict)  # image → id that its engine serves
+    mute: set[str] = field(default_factory=set)  # images whose engine answers no completion
+    missing_images: set[str] = field(default_factory=set)  # images that no registry has
     rejects: set[str] = field(default_factory=set)  # nodes whose kubelet refuses pods
+    dead: set[str] = field(default_factory=set)  # nodes whose kubelet says and does nothing any more
+    gateway_boots: bool = True  # whether gateway pods ever get ready
     killed: dict[str, int] = field(default_factory=dict)  # pod uid → exit code
     addresses: dict[str, str] = field(default_factory=dict)  # pod uid → IP
+    uids: dict[str, str] = field(default_factory=dict)  # IP → pod uid
     written: dict[str, Obj] = field(default_factory=dict)  # pod uid → status as it was written last
 
     def step(self, now: float) -> None:
         """Bring every bound pod up to ``now``."""
         pods = self.pods()
         for pod in pods:
-            meta = pod["metadata"]
+            meta, node = pod["metadata"], pod["spec"].get("nodeName")
+            if node in self.dead:
+                continue
             if meta.get("deletionTimestamp"):
-                if self._gone(pod, now):
+                if self._gone(pod, pods, now):
                     self.api.delete(POD, meta["namespace"], meta["name"], uid=meta["uid"], grace_seconds=0)
-            elif (pod.get("status") or {}).get("phase") not in {"Succeeded", "Failed"}:
-                if pod["spec"].get("nodeName"):
-                    self._advance(pod, pods, now)
+            elif node and (pod.get("status") or {}).get("phase") not in OVER:
+                self._advance(pod, pods, now)
 
     def pods(self) -> list[Obj]:
-        return list(self.api.list(POD).items)
+        """All pods as they are stored, to be read only."""
+        return [stored.obj for stored in self.api.select(POD)]
 
     def kill(self, pod: Obj, code: int = 137) -> None:
         """The engine process of a pod ends."""
         self.killed[pod["metadata"]["uid"]] = code
 
+    def by_address(self, ip: str) -> Obj | None:
+        """The pod that has this address."""
+        found = self.api.store.by_uid(self.uids.get(ip, ""))
+        return found[1].obj if found else None
+
     # How pods get on
 
-    def _gone(self, pod: Obj, now: float) -> bool:
-        """Engines that still have work use their grace period to the full."""
-        deadline = epoch(pod["metadata"]["deletionTimestamp"])
-        lost = not self._whole(pod, self.pods())
-        worker = label(pod, LABEL_RANK) not in {"", "0"}
-        return now >= deadline if lost and worker else True
+    def _gone(self, pod: Obj, pods: Iterable[Obj], now: float) -> bool:
+        """A worker without its leader hangs in a collective until its grace period is over."""
+        hangs = label(pod, LABEL_RANK) not in {"", "0"} and not self._whole(pod, pods)
+        return now >= epoch(pod["metadata"]["deletionTimestamp"]) if hangs else True
 
     def _advance(self, pod: Obj, pods: list[Obj], now: float) -> None:
-        component, age = label(pod, LABEL_COMPONENT), now - epoch(pod["metadata"]["creationTimestamp"])
-        if component == COMPONENT_ENGINE:
-            self._engine(pod, pods, age, now)
-        elif component == COMPONENT_GATEWAY:
-            up = age >= GATEWAY_BOOT_SECONDS
-            self._write(
-                pod, "Running" if up else "Pending", up, [running("envoy"), running("agent")] if up else []
-            )
-        elif component == COMPONENT_RESOLVER:
-            self._resolver(pod, age)
+        missing = self._missing_volume(pod)
+        if missing:
+            self._cannot_mount(pod, missing)
+            return
+        age = now - epoch(pod["metadata"]["creationTimestamp"])
+        match label(pod, LABEL_COMPONENT):
+            case str(component) if component == COMPONENT_ENGINE:
+                self._engine(pod, pods, age)
+            case str(component) if component == COMPONENT_GATEWAY:
+                self._gateway(pod, age)
+            case str(component) if component == COMPONENT_RESOLVER:
+                self._resolver(pod, age)
 
-    def _engine(self, pod: Obj, pods: list[Obj], age: float, now: float) -> None:
-        node, image = pod["spec"]["nodeName"], pod["spec"]["containers"][0]["image"]
+    def _engine(self, pod: Obj, pods: list[Obj], age: float) -> None:
+        node, engine = pod["spec"]["nodeName"], pod["spec"]["containers"][0]
+        has_stager = bool(pod["spec"].get("initContainers"))
         if node in self.rejects:
-            self._write(pod, "Failed", False, [], reason="OutOfnvidia.com/gpu", message="no GPUs left")
+            self._write(pod, "Failed", reason="OutOfnvidia.com/gpu", message="no GPUs left")
             return
-        staged = not pod["spec"].get("initContainers") or age >= STAGE_SECONDS
-        init = (
-            [ended("stage", 0) if staged else running("stage")] if pod["spec"].get("initContainers") else []
-        )
-        failure = self.stage_failures.get(node)
-        if init and staged and failure:
-            import json
-
+        staged = not has_stager or age >= STAGE_SECONDS
+        init = [ended("stage", 0) if staged else running("stage")] if has_stager else []
+        if has_stager and staged and node in self.stage_failures:
+            failure = self.stage_failures[node]
             init = [ended("stage", failure["code"], json.dumps(failure))]
-            self._write(pod, "Failed", False, [waiting("engine", "PodInitializing")], init)
-            return
-        if not staged:
-            self._write(pod, "Pending", False, [waiting("engine", "PodInitializing")], init)
-            return
+            self._write(pod, "Failed", [waiting("engine", "PodInitializing")], init)
+        elif not staged:
+            self._write(pod, "Pending", [waiting("engine", "PodInitializing")], init)
+        elif engine["image"] in self.missing_images:
+            stuck = waiting("engine", "ErrImagePull", f"{engine['image']}: not found")
+            self._write(pod, "Pending", [stuck], init)
+        elif secret := self._missing_variable(pod):
+            stuck = waiting("engine", "CreateContainerConfigError", f'secret "{secret}" not found')
+            self._write(pod, "Pending", [stuck], init)
+        else:
+            self._run_engine(pod, pods, age, init)
+
+    def _run_engine(self, pod: Obj, pods: list[Obj], age: float, init: list[Obj]) -> None:
+        image, leader = pod["spec"]["containers"][0]["image"], label(pod, LABEL_RANK) == "0"
         code = self.killed.get(pod["metadata"]["uid"], self.crashes.get(image))
-        leader = label(pod, LABEL_RANK) == "0"
-        if code is None and leader and self._was_ready(pod) and not self._whole(pod, pods):
+        if code is None and leader and ready(pod) and not self._whole(pod, pods):
             code = 0  # vLLM 0.32: a worker dies, the leader ends with 0
         if code is not None:
-            self._write(pod, "Succeeded" if code == 0 else "Failed", False, [ended("engine", code)], init)
+            last = ended("engine", code, self.last_words.get(image, ""))
+            self._write(pod, "Succeeded" if code == 0 else "Failed", [last], init)
             return
         up = age >= STAGE_SECONDS + BOOT_SECONDS and (not leader or self._whole(pod, pods))
-        self._write(pod, "Running", up, [running("engine")], init)
+        self._write(pod, "Running", [running("engine")], init, is_ready=up)
 
-    def _was_ready(self, pod: Obj) -> bool:
-        return ready(pod)
+    def _gateway(self, pod: Obj, age: float) -> None:
+        if age >= GATEWAY_BOOT_SECONDS and self.gateway_boots:
+            self._write(pod, "Running", [running("envoy"), running("agent")], is_ready=True)
+        else:
+            self._write(pod, "Pending", [])
+
+    def _resolver(self, pod: Obj, age: float) -> None:
+        source = pod["spec"]["containers"][0]["args"][2]
+        failure = self.resolve_failures.get(source, None if source in self.manifests else UNREACHABLE)
+        if age < RESOLVE_SECONDS:
+            self._write(pod, "Running", [running("resolve")])
+        elif failure is None:
+            self._write(pod, "Running", [running("resolve")], is_ready=True)
+        else:
+            self._write(pod, "Failed", [ended("resolve", failure["code"], json.dumps(failure))])
 
     def _whole(self, pod: Obj, pods: Iterable[Obj]) -> bool:
         """Whether every rank of this pod's life runs."""
-        args = pod["spec"]["containers"][0].get("args") or []
-        size = int(args[args.index("--nnodes") + 1]) if "--nnodes" in args else self._data_nodes(args)
-        mates = [
-            p
-            for p in pods
-            if all(label(p, k) == label(pod, k) for k in (LABEL_REVISION, LABEL_REPLICA))
-            and p["metadata"]["namespace"] == pod["metadata"]["namespace"]
-            and self._life(p) == self._life(pod)
-            and label(p, "moe-operator.io/deployment") == label(pod, "moe-operator.io/deployment")
-        ]
+        mates = (p for p in pods if label(p, LABEL_RANK) and life(p) == life(pod))
         alive = [
             p
             for p in mates
             if not p["metadata"].get("deletionTimestamp")
             and (p.get("status") or {}).get("phase") == "Running"
             and p["metadata"]["uid"] not in self.killed
+            and p["spec"].get("nodeName") not in self.dead
         ]
-        return len(alive) >= size
+        return len(alive) >= ranks_of(pod["spec"]["containers"][0].get("args") or [])
 
-    @staticmethod
-    def _data_nodes(args: list[str]) -> int:
-        if "--data-parallel-size" not in args:
-            return 1
-        total = int(args[args.index("--data-parallel-size") + 1])
-        return total // int(args[args.index("--data-parallel-size-local") + 1])
+    # What pods need
 
-    @staticmethod
-    def _life(pod: Obj) -> str:
-        return str((pod["metadata"].get("annotations") or {}).get(ANNOTATION_INCARNATION, ""))
+    def _missing_volume(self, pod: Obj) -> str:
+        secrets = (v["secret"]["secretName"] for v in pod["spec"].get("volumes") or () if "secret" in v)
+        return next((s for s in secrets if not self._has_secret(pod, s)), "")
 
-    def _resolver(self, pod: Obj, age: float) -> None:
-        source = pod["spec"]["containers"][0]["args"][2]
-        if age < RESOLVE_SECONDS:
-            self._write(pod, "Running", False, [running("resolve")])
-        elif source in self.manifests:
-            self._write(pod, "Running", True, [running("resolve")])
-        else:
-            message = '{"code": 40, "reason": "NETWORK", "message": "no answer from the source", "hint": ""}'
-            self._write(pod, "Failed", False, [ended("resolve", 40, message)])
+    def _missing_variable(self, pod: Obj) -> str:
+        variables = pod["spec"]["containers"][0].get("env") or ()
+        references = (v["valueFrom"]["secretKeyRef"] for v in variables if "secretKeyRef" in _source(v))
+        return next((r["name"] for r in references if not self._has_secret(pod, r["name"])), "")
+
+    def _has_secret(self, pod: Obj, name: str) -> bool:
+        try:
+            self.api.get(SECRET, pod["metadata"]["namespace"], name)
+        except ApiError as error:
+            return not error.not_found
+        return True
+
+    def _cannot_mount(self, pod: Obj, secret: str) -> None:
+        """A kubelet says so in an Event and nowhere else: the containers just stay ContainerCreating."""
+        meta, spec = pod["metadata"], pod["spec"]
+        init = [waiting(c["name"], "PodInitializing") for c in spec.get("initContainers") or ()]
+        reason = "PodInitializing" if init else "ContainerCreating"
+        self._write(pod, "Pending", [waiting(c["name"], reason) for c in spec["containers"]], init)
+        name = f"{meta['name']}.mount"
+        if not any(e.obj["metadata"]["name"] == name for e in self.api.select(EVENT, meta["namespace"])):
+            self.api.create(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Event",
+                    "metadata": {"name": name, "namespace": meta["namespace"]},
+                    "involvedObject": {"kind": "Pod", **{k: meta[k] for k in ("name", "namespace", "uid")}},
+                    "type": "Warning",
+                    "reason": "FailedMount",
+                    "message": f'MountVolume.SetUp failed for volume : secret "{secret}" not found',
+                }
+            )
+
+    # What kubelets write
 
     def _write(
         self,
         pod: Obj,
         phase: str,
-        is_ready: bool,
-        containers: list[Obj],
-        init: list[Obj] | None = None,
+        containers: Iterable[Obj] = (),
+        init: Iterable[Obj] = (),
+        *,
+        is_ready: bool = False,
         **extra: str,
     ) -> None:
         meta = pod["metadata"]
-        before = {c["type"]: c for c in (pod.get("status") or {}).get("conditions") or ()}
-        stamp = moment(self.api._clock())
-        conditions = []
-        for kind, true in (("Ready", is_ready), ("PodScheduled", True)):
-            status = "True" if true else "False"
-            same = before.get(kind, {}).get("status") == status
-            when = before[kind].get("lastTransitionTime", stamp) if same else stamp
-            conditions.append({"type": kind, "status": status, "lastTransitionTime": when})
         status = {
             "phase": phase,
             "podIP": self._address(meta["uid"]),
-            "conditions": conditions,
-            "containerStatuses": containers,
-            "initContainerStatuses": init or [],
+            "conditions": self._conditions(pod, {"Ready": is_ready, "PodScheduled": True}),
+            "containerStatuses": list(containers),
+            "initContainerStatuses": list(init),
             **extra,
         }
         if self.written.get(meta["uid"]) == status:
             return
         self.written[meta["uid"]] = status
+        identity = {"name": meta["name"], "namespace": meta["namespace"], "uid": meta["uid"]}
         self.api.apply(
-            {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": {"name": meta["name"], "namespace": meta["namespace"]},
-                "status": status,
-            },
+            {"apiVersion": "v1", "kind": "Pod", "metadata": identity, "status": status},
             manager="kubelet",
             subresource="status",
         )
 
+    def _conditions(self, pod: Obj, truths: Mapping[str, bool]) -> list[Obj]:
+        before = {c["type"]: c for c in (pod.get("status") or {}).get("conditions") or ()}
+        stamp, conditions = self.api.now(), []
+        for kind, true in truths.items():
+            status = "True" if true else "False"
+            same = before.get(kind, {}).get("status") == status
+            when = before[kind].get("lastTransitionTime", stamp) if same else stamp
+            conditions.append({"type": kind, "status": status, "lastTransitionTime": when})
+        return conditions
+
     def _address(self, uid: str) -> str:
         number = len(self.addresses) + 1
-        return self.addresses.setdefault(uid, f"10.0.{number // 250}.{number % 250 + 1}")
+        ip = self.addresses.setdefault(uid, f"10.0.{number // 250}.{number % 250 + 1}")
+        self.uids[ip] = uid
+        return ip
 
-    # What pods answer
 
-    def by_address(self, ip: str) -> Obj | None:
-        return next((p for p in self.pods() if (p.get("status") or {}).get("podIP") == ip), None)
+def life(pod: Obj) -> tuple[str, ...]:
+    """What all ranks of one life of a group have in common, and nobody else."""
+    own = (label(pod, name) for name in (LABEL_DEPLOYMENT, LABEL_REVISION, LABEL_REPLICA))
+    number = (pod["metadata"].get("annotations") or {}).get(ANNOTATION_INCARNATION, "")
+    return (pod["metadata"]["namespace"], *own, str(number))
+
+
+def ranks_of(args: list[str]) -> int:
+    """How many pods an engine with this command line waits for."""
+    if "--nnodes" in args:
+        return int(args[args.index("--nnodes") + 1])
+    if "--data-parallel-size" not in args:
+        return 1
+    total = int(args[args.index("--data-parallel-size") + 1])
+    return total // int(args[args.index("--data-parallel-size-local") + 1])
 
 
 def running(name: str) -> Obj:
-    return {
-        "name": name,
-        "state": {"running": {}},
-        "ready": True,
-        "restartCount": 0,
-        "image": "",
-        "imageID": "",
-    }
+    state = {"running": {}}
+    return {"name": name, "state": state, "ready": True, "restartCount": 0, "image": "", "imageID": ""}
 
 
-def waiting(name: str, reason: str) -> Obj:
-    return {**running(name), "state": {"waiting": {"reason": reason}}, "ready": False}
+def waiting(name: str, reason: str, message: str = "") -> Obj:
+    state = {"reason": reason, **({"message": message} if message else {})}
+    return {**running(name), "state": {"waiting": state}, "ready": False}
 
 
 def ended(name: str, code: int, message: str = "") -> Obj:
@@ -242,63 +296,5 @@ def ended(name: str, code: int, message: str = "") -> Obj:
     return {**running(name), "state": {"terminated": state}, "ready": False}
 
 
-@dataclass
-class SimulatedProbes:
-    """Answers of pods, as the runtime's HTTP probes would get them."""
-
-    kubelet: SimulatedKubelet
-    applied: dict[str, Intent] = field(default_factory=dict)  # gateway pod uid → what its Envoy runs
-    deaf: set[str] = field(default_factory=set)  # gateway pods that follow nothing
-
-    async def resolver(self, ip: str) -> ResolverProbe:
-        pod = self.kubelet.by_address(ip)
-        if pod is None or not ready(pod):
-            return ResolverProbe(error="connection refused")
-        source = pod["spec"]["containers"][0]["args"][2]
-        return ResolverProbe(manifest=self.kubelet.manifests[source])
-
-    async def progress(self, ip: str) -> StageProgress | None:
-        pod = self.kubelet.by_address(ip)
-        return StageProgress(phase="Pulling", bytes_total=1000, bytes_done=500) if pod else None
-
-    async def leader(self, ip: str, *, completion_of: str = "") -> LeaderProbe:
-        pod = self.kubelet.by_address(ip)
-        if pod is None or not ready(pod):
-            return LeaderProbe(error="connection refused")
-        args = pod["spec"]["containers"][0]["args"]
-        name = args[args.index("--served-model-name") + 1]
-        served = self.kubelet.wrong_models.get(pod["spec"]["containers"][0]["image"], name)
-        text = "hello" if completion_of == served else None
-        return LeaderProbe(healthy=True, served_models=(served,), completion=text, running=0)
-
-    async def gateway(self, pod: str, ip: str, *, wait_generation: int = -1) -> GatewayProbe:
-        found = self.kubelet.by_address(ip)
-        if found is None or not ready(found):
-            return GatewayProbe(pod, error="connection refused")
-        intent = self._follow(found)
-        if intent is None:
-            return GatewayProbe(pod, Ack(generation=-1))
-        return GatewayProbe(pod, Ack(generation=intent.generation, hosts=list(self._hosts(intent))))
-
-    def _follow(self, pod: Obj) -> Intent | None:
-        meta = pod["metadata"]
-        if meta["name"] not in self.deaf:
-            name = meta["labels"]["moe-operator.io/deployment"]
-            config_map = self.kubelet.api.get(CONFIG_MAP, meta["namespace"], f"{name}-gateway")
-            fresh = Intent.model_validate_json(config_map["data"][INTENT_KEY])
-            before = self.applied.get(meta["uid"])
-            if before is None or fresh.generation > before.generation:
-                self.applied[meta["uid"]] = fresh
-        return self.applied.get(meta["uid"])
-
-    def _hosts(self, intent: Intent) -> Iterable[HostState]:
-        for colour in intent.colours:
-            for endpoint in colour.endpoints:
-                pod = self.kubelet.by_address(endpoint.address)
-                yield HostState(
-                    address=endpoint.address,
-                    port=endpoint.port,
-                    revision=colour.revision,
-                    healthy=bool(pod and ready(pod)),
-                    weight=colour.weight,
-                )
+def _source(variable: Obj) -> Mapping[str, Any]:
+    return variable.get("valueFrom") or {}

@@ -15,26 +15,14 @@ from typing import Any
 import pytest
 from moe_operator.runtime.kube import KINDS, MOE_DEPLOYMENT
 
-from tests.simulator.world import EverythingGoes, World, facts, moe_deployment
+from tests.simulator.scenes import fresh_world, serving
+from tests.simulator.world import World, moe_deployment
 
-DSV31 = "https://models.example/dsv31"
 Scenario = Callable[[World], Awaitable[None]]
-
-
-async def fresh_world() -> World:
-    world = await World(admission=EverythingGoes()).build()
-    world.kubelet.manifests[DSV31] = facts(DSV31, "deepseek-v3.1", 688_000_000_000)
-    return world
 
 
 async def nothing(world: World) -> None:
     return None
-
-
-async def serving(world: World) -> None:
-    await world.apply(moe_deployment())
-    await world.until(lambda: world.stable("k3"))
-    await world.settle()
 
 
 async def create(world: World) -> None:

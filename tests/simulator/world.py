@@ -23,13 +23,14 @@ from moe_operator.reconcile.decide import decide
 from moe_operator.reconcile.snapshot import Snapshot
 from moe_operator.reconcile.wants import wants
 from moe_operator.runtime.execute import Executor, Outcome
-from moe_operator.runtime.kube import MOE_DEPLOYMENT, POD, ApiError
+from moe_operator.runtime.kube import MOE_DEPLOYMENT, NODE, POD, SECRET, ApiError, Kind
 from moe_operator.runtime.observe import Observer
 from moe_operator.runtime.wakeups import Key
 from moe_operator.sandbox import controllers, nodes
 from moe_operator.sandbox.api import Admission, MemoryApi, MemoryKube
 
-from tests.simulator.kubelet import SimulatedKubelet, SimulatedProbes
+from tests.simulator.kubelet import SimulatedKubelet
+from tests.simulator.probes import SimulatedProbes
 
 Obj = dict[str, Any]
 WRITES = frozenset({"apply", "apply_status", "create", "replace", "patch_json", "delete"})
@@ -55,12 +56,29 @@ class Killed(BaseException):
     """The operator's process ended, whatever it was doing."""
 
 
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One write of the operator; ``object`` is empty for a delete."""
+
+    verb: str
+    kind: str
+    name: str
+    object: Obj = field(default_factory=dict)
+
+
+def _write(verb: str, first: Obj | Kind, *rest: Any) -> Write:
+    if isinstance(first, Kind):
+        return Write(verb, first.kind, str(rest[1]))
+    return Write(verb, first["kind"], first["metadata"]["name"], first)
+
+
 @dataclass
 class CountedKube:
     """The operator's client: counts writes, and ends the process before or after a chosen one."""
 
     inner: MemoryKube
     writes: int = 0
+    log: list[Write] = field(default_factory=list)
     kill_before: int | None = None
     kill_after: int | None = None
 
@@ -68,14 +86,15 @@ class CountedKube:
         if name.startswith("__"):
             raise AttributeError(name)
         call = getattr(self.inner, name)
-        return call if name not in WRITES else self._counted(call)
+        return call if name not in WRITES else self._counted(name, call)
 
-    def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _counted(self, verb: str, call: Callable[..., Any]) -> Callable[..., Any]:
         async def write(*args: Any, **kwargs: Any) -> Any:
             if self.writes == self.kill_before:
                 self.kill_before = None
                 raise Killed
             self.writes += 1
+            self.log.append(_write(verb, *args))
             answer = await call(*args, **kwargs)
             if self.writes - 1 == self.kill_after:
                 self.kill_after = None
@@ -158,12 +177,12 @@ class World:
                 self.errors.clear()
         self.now += seconds
 
-    async def until(self, true: Callable[[], bool], steps: int = 300) -> int:
+    async def until(self, true: Callable[[], bool], steps: int = 300, seconds: float = 1.0) -> int:
         """Steps until ``true``; fails with the whole status when it never is."""
         for count in range(steps):
             if true():
                 return count
-            await self.step()
+            await self.step(seconds)
         states = {str(k): self.status(k.name, k.namespace).get("conditions") for k in self.keys()}
         raise AssertionError(f"not reached in {steps} steps:\n{yaml.safe_dump(states, allow_unicode=True)}")
 
@@ -215,6 +234,26 @@ class World:
         )
         return list(self.api.list(POD, labels=selector).items)
 
+    def gateway_pods(self, name: str = "") -> list[Obj]:
+        selector = "app.kubernetes.io/component=gateway" + (
+            f",moe-operator.io/deployment={name}" if name else ""
+        )
+        return list(self.api.list(POD, labels=selector).items)
+
+    def group(self, name: str, revision: str, replica: int = 0) -> Obj:
+        """The record of one group; empty when there is none."""
+        groups = self.status(name).get("groups") or ()
+        return next((g for g in groups if (g["revision"], g["replica"]) == (revision, replica)), {})
+
+    def pods_of(self, name: str, revision: str, replica: int = 0) -> dict[str, str]:
+        """Pod name → uid of one group."""
+        wanted = {"moe-operator.io/revision": revision, "moe-operator.io/replica": str(replica)}
+        return {
+            p["metadata"]["name"]: p["metadata"]["uid"]
+            for p in self.engine_pods(name)
+            if wanted.items() <= p["metadata"]["labels"].items()
+        }
+
     async def apply(self, obj: Obj) -> Obj:
         obj = {**obj, "metadata": {"namespace": "default", **obj["metadata"]}}
         return await self.user.apply(obj, manager="kubectl")
@@ -223,6 +262,23 @@ class World:
         obj = self.deployment(name, namespace)
         change(obj["spec"])
         await self.user.replace(obj)
+
+    async def annotate(self, name: str, key: str, value: str) -> None:
+        obj = self.deployment(name)
+        obj["metadata"].setdefault("annotations", {})[key] = value
+        await self.user.replace(obj)
+
+    async def delete(self, name: str) -> None:
+        await self.user.delete(MOE_DEPLOYMENT, "default", name)
+
+    async def cordon(self, node: str, cordoned: bool = True) -> None:
+        found = await self.user.get(NODE, None, node)
+        found["spec"]["unschedulable"] = cordoned
+        await self.user.replace(found)
+
+    async def secret(self, name: str, namespace: str = "default") -> None:
+        meta = {"name": name, "namespace": namespace}
+        await self.user.create({"apiVersion": "v1", "kind": SECRET.kind, "metadata": meta, "stringData": {}})
 
 
 def facts(source: str, config: str, size: int) -> Manifest:

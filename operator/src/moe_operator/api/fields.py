@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from pydantic import (
     BaseModel,
@@ -108,6 +108,10 @@ class ApiModel(BaseModel):
     def _null_is_absent(cls, data: Any) -> Any:
         return _without_nulls(data)
 
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Itself: nothing here is ever changed in place, and Pydantic copies defaults by the thousand."""
+        return self
+
     def to_dict(self) -> dict[str, Any]:
         """The object as it travels: JSON names, absent members left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -130,7 +134,8 @@ def broken_rules(value: object, path: str) -> Iterator[FieldError]:
             if not rule.holds(value):
                 yield FieldError(below(path, rule.field), rule.message)
         for name, member in value.members():
-            yield from broken_rules(member, below(path, name))
+            if isinstance(member, ApiModel | list):
+                yield from broken_rules(member, below(path, name))
     elif isinstance(value, list):
         for index, item in enumerate(value):
             yield from broken_rules(item, f"{path}[{index}]")
