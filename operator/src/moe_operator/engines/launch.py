@@ -10,18 +10,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from moe_operator.api.spec import EngineSpec, MoESpec
-from moe_operator.planning.plan import Layout, Refusal, Rule
+from moe_operator.planning.assess import Judges
+from moe_operator.planning.plan import Layout, Refusal
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One group about to start. ``leader`` is the DNS name of rank 0."""
+    """One group about to start. ``leader`` is the DNS name of rank 0.
+
+    ``planned_model_len``: tokens that the plan found to fit, used where the spec is silent.
+    """
 
     spec: MoESpec
     layout: Layout
     model_path: str
     served_name: str
     leader: str
+    planned_model_len: int | None = None
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Longest request in tokens; None leaves it to the engine."""
+        return self.engine.max_model_len or self.planned_model_len
 
     @property
     def engine(self) -> EngineSpec:
@@ -54,7 +64,7 @@ class Engine:
 
     name: str
     rank_command: Callable[[Launch, int], RankCommand]
-    rules: tuple[Rule, ...]
+    judges: Judges
     aliases: dict[str, str]  # short or older spelling of a flag → the one we generate
     reserved: frozenset[str]  # flags that are ours even when a given rank does not carry them
 

@@ -8,10 +8,9 @@ data-parallel inside it (``--attn-dp-size``) and experts spread over ``--ep-size
 from __future__ import annotations
 
 from moe_operator.api.names import PORT_ENGINE_HTTP, PORT_SGLANG_DIST
-from moe_operator.checkpoint.model_facts import Checkpoint
+from moe_operator.engines import divisibility, kernels, quantized_shapes
 from moe_operator.engines.launch import Engine, Launch, RankCommand
-from moe_operator.engines.vllm import context_fits, experts_exist, heads_divide, kv_heads_divide
-from moe_operator.planning.plan import Layout, Refusal, Request
+from moe_operator.planning.assess import Judges
 
 KV_CACHE_DTYPES = {"BF16": "bf16", "FP8": "fp8_e4m3"}
 
@@ -48,7 +47,7 @@ def _engine_settings(launch: Launch) -> list[str]:
     engine = launch.engine
     args = ["--mem-fraction-static", engine.memory_utilization]
     for flag, value in (
-        ("--context-length", engine.max_model_len),
+        ("--context-length", launch.max_model_len),
         ("--max-running-requests", engine.max_num_seqs),
         ("--chunked-prefill-size", _prefill_chunk(launch)),
         ("--kv-cache-dtype", KV_CACHE_DTYPES.get(engine.kv_cache_dtype)),
@@ -71,24 +70,29 @@ def _prefill_chunk(launch: Launch) -> int | None:
     return launch.engine.max_num_batched_tokens if launch.engine.chunked_prefill else -1
 
 
-def experts_divide(layout: Layout, checkpoint: Checkpoint, request: Request) -> Refusal | None:
-    """server_args.py: every expert rank holds the same number of experts."""
-    total = checkpoint.routed_experts + request.redundant_experts
-    if not layout.expert or total % layout.expert_ranks == 0:
-        return None
-    return Refusal(
-        "EXPERTS_NOT_DIVISIBLE",
-        f"{total} experts (routed {checkpoint.routed_experts} + redundant {request.redundant_experts}) "
-        f"must be divisible by ep_size {layout.expert_ranks}",
-        f"expertBalancing.redundantExperts: {request.redundant_experts + (-total % layout.expert_ranks)}, "
-        "or a layout whose tensor × data divides the experts",
-    )
-
-
 SGLANG = Engine(
     name="SGLang",
     rank_command=rank_command,
-    rules=(heads_divide, kv_heads_divide, experts_exist, experts_divide, context_fits),
+    judges=Judges(
+        rules=(
+            divisibility.heads_divide,
+            divisibility.kv_heads_divide,
+            divisibility.linear_heads_divide,
+            divisibility.experts_exist,
+            divisibility.experts_divide,
+            divisibility.context_fits,
+            divisibility.decode_context_divides,
+            quantized_shapes.expert_blocks_whole,
+            quantized_shapes.linear_blocks_whole,
+            quantized_shapes.groups_whole,
+            quantized_shapes.mx_groups_whole,
+            kernels.format_has_kernels,
+            kernels.integer_experts_split,
+            kernels.cache_type_has_kernels,
+            kernels.all_to_all_reaches,
+        ),
+        cautions=(kernels.weight_only,),
+    ),
     aliases={
         "--tp": "--tp-size",
         "--tensor-parallel-size": "--tp-size",

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 
 from moe_operator.api.names import PORT_ENGINE_HTTP, PORT_VLLM_DP_RPC, PORT_VLLM_MASTER
-from moe_operator.checkpoint.model_facts import Checkpoint
+from moe_operator.engines import divisibility, kernels, quantized_shapes
 from moe_operator.engines.launch import Engine, Launch, RankCommand
-from moe_operator.planning.plan import Layout, Refusal, Request
+from moe_operator.planning.assess import Judges
 
 KV_CACHE_DTYPES = {"BF16": "bfloat16", "FP8": "fp8"}
 EXECUTE_MODEL_SECONDS = 1800  # the first request compiles kernels
@@ -71,7 +71,7 @@ def _engine_settings(launch: Launch) -> list[str]:
     engine = launch.engine
     args = ["--gpu-memory-utilization", engine.memory_utilization]
     for flag, value in (
-        ("--max-model-len", engine.max_model_len),
+        ("--max-model-len", launch.max_model_len),
         ("--max-num-seqs", engine.max_num_seqs),
         ("--max-num-batched-tokens", engine.max_num_batched_tokens),
         ("--kv-cache-dtype", KV_CACHE_DTYPES.get(engine.kv_cache_dtype)),
@@ -106,92 +106,30 @@ def _environment(launch: Launch) -> tuple[tuple[str, str], ...]:
     )
 
 
-def heads_divide(layout: Layout, checkpoint: Checkpoint, _: Request) -> Refusal | None:
-    """vllm/config/model.py: verify_with_parallel_config."""
-    heads, tensor = checkpoint.attention_heads, layout.tensor
-    if heads % tensor == 0:
-        return None
-    return Refusal(
-        "HEADS_NOT_DIVISIBLE",
-        f"Total number of attention heads ({heads}) must be divisible by tensor parallel size ({tensor}).",
-        f"tensor: {max(t for t in range(1, tensor) if heads % t == 0)}",
-    )
-
-
-def kv_heads_divide(layout: Layout, checkpoint: Checkpoint, _: Request) -> Refusal | None:
-    """vllm/distributed/utils.py: divide; KV heads are split or replicated evenly."""
-    heads, tensor = checkpoint.kv_heads, layout.tensor
-    if heads % tensor == 0 or tensor % heads == 0:
-        return None
-    return Refusal(
-        "KV_HEADS_NOT_DIVISIBLE",
-        f"{heads} KV heads neither divide nor are divided by tensor parallel size {tensor}",
-        f"tensor: {max(t for t in range(1, tensor) if heads % t == 0 or t % heads == 0)}",
-    )
-
-
-def experts_exist(layout: Layout, checkpoint: Checkpoint, _: Request) -> Refusal | None:
-    """--enable-expert-parallel needs a model that routes to experts."""
-    if not layout.expert or checkpoint.is_moe:
-        return None
-    return Refusal(
-        "EXPERT_PARALLEL_WITHOUT_EXPERTS",
-        f"{checkpoint.architecture} has no routed experts, but expert parallelism is on",
-        "parallelism.expert: false",
-    )
-
-
-def balanced_experts_divide(layout: Layout, checkpoint: Checkpoint, request: Request) -> Refusal | None:
-    """vllm EPLB spreads logical plus redundant experts evenly; without EPLB an uneven split is fine."""
-    if not (request.balanced_experts and layout.expert):
-        return None
-    total = checkpoint.routed_experts + request.redundant_experts
-    if total % layout.expert_ranks == 0:
-        return None
-    missing = -total % layout.expert_ranks
-    return Refusal(
-        "EXPERTS_NOT_DIVISIBLE",
-        "EPLB currently only supports even distribution of experts across ranks: "
-        f"{checkpoint.routed_experts} experts + {request.redundant_experts} redundant "
-        f"over EP {layout.expert_ranks}",
-        f"expertBalancing.redundantExperts: {request.redundant_experts + missing}",
-    )
-
-
-def context_fits(_: Layout, checkpoint: Checkpoint, request: Request) -> Refusal | None:
-    """vllm/config/model.py: a longer context than the model's own is refused at start."""
-    asked, own = request.max_model_len, checkpoint.max_positions
-    if not asked or not own or asked <= own:
-        return None
-    return Refusal(
-        "MAX_MODEL_LEN_TOO_LONG",
-        f"User-specified max_model_len ({asked}) is greater than the derived max_model_len "
-        f"(max_position_embeddings={own})",
-        f"engine.maxModelLen: {own} or less",
-    )
-
-
-def decode_context_divides(layout: Layout, _: Checkpoint, __: Request) -> Refusal | None:
-    """vllm/config/parallel.py: DCP reuses the ranks of TP."""
-    if layout.tensor % layout.decode_context == 0:
-        return None
-    return Refusal(
-        "DCP_NOT_DIVISIBLE",
-        f"tp_size={layout.tensor} must be divisible by dcp_size={layout.decode_context}.",
-        "parallelism.decodeContext: a divisor of tensor",
-    )
-
-
 VLLM = Engine(
     name="vLLM",
     rank_command=rank_command,
-    rules=(
-        heads_divide,
-        kv_heads_divide,
-        experts_exist,
-        balanced_experts_divide,
-        context_fits,
-        decode_context_divides,
+    judges=Judges(
+        rules=(
+            divisibility.heads_divide,
+            divisibility.kv_heads_divide,
+            divisibility.linear_heads_divide,
+            divisibility.experts_exist,
+            divisibility.balancing_possible,
+            divisibility.balanced_experts_divide,
+            divisibility.context_fits,
+            divisibility.decode_context_divides,
+            divisibility.decode_context_has_copies,
+            quantized_shapes.expert_blocks_whole,
+            quantized_shapes.linear_blocks_whole,
+            quantized_shapes.groups_whole,
+            quantized_shapes.mx_groups_whole,
+            kernels.format_has_kernels,
+            kernels.integer_experts_split,
+            kernels.cache_type_has_kernels,
+            kernels.all_to_all_reaches,
+        ),
+        cautions=(quantized_shapes.expert_blocks_refined, kernels.weight_only),
     ),
     aliases={
         "-tp": "--tensor-parallel-size",

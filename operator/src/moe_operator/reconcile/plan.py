@@ -13,16 +13,18 @@ from moe_operator.api.conditions import ConditionType, Reason
 from moe_operator.api.manifest import Manifest, view_digest
 from moe_operator.api.moments import epoch
 from moe_operator.api.names import ANNOTATION_RETRY, LABEL_REVISION, digest, manifest_name, resolver_name
-from moe_operator.api.policy import OperatorPolicy
 from moe_operator.api.quantity import human_bytes
 from moe_operator.api.spec import MoESpec
 from moe_operator.api.status import LayoutStatus, ManifestStatus, PlanStatus, RankRow, RefusalStatus
-from moe_operator.checkpoint.model_facts import UnreadableConfig, checkpoint_from_config
+from moe_operator.checkpoint.model import Checkpoint
+from moe_operator.checkpoint.model_facts import checkpoint_from_config
+from moe_operator.checkpoint.unreadable import UnreadableConfig
 from moe_operator.engines.known import ENGINES
 from moe_operator.engines.launch import Launch, args_conflict
-from moe_operator.hardware.catalogue import CATALOGUE
+from moe_operator.planning.assumed import GIB
 from moe_operator.planning.plan import Layout, Pinned, Plan, Refusal, Request
-from moe_operator.planning.planner import GIB, plan
+from moe_operator.planning.planner import plan
+from moe_operator.planning.question import request_for
 from moe_operator.reconcile.actions import Delete, Event, Obj, Ref
 from moe_operator.reconcile.draft import Draft
 from moe_operator.reconcile.snapshot import Snapshot
@@ -34,7 +36,7 @@ from moe_operator.resources.revision_record import revision_record
 from moe_operator.rollout.rank_pod import Trouble, pod_trouble
 from moe_operator.rollout.revision import Revision, revision_of, same_spec, superfluous
 
-MIB = 1 << 20
+ASSUMPTIONS_SHOWN = 32  # the API's bound
 RETRY_SECONDS = 60.0  # between two tries at a source that did not answer
 COLLECT_SECONDS = 2.0
 
@@ -163,67 +165,50 @@ def _planned(snapshot: Snapshot, draft: Draft, spec: MoESpec, manifest: Manifest
                 total_bytes=manifest.total_bytes,
             )
         )
+    known = same_spec(draft.records.values(), spec, view)
+    if known and _is_planned(draft, known):
+        return _accepted(draft, known, draft.status.plan)
     try:
-        request = plan_request(spec, manifest, snapshot.policy)
+        request = request_for(spec, checkpoint_of(manifest), snapshot.policy)
     except UnreadableConfig as error:
         return _refuse(draft, [Refusal("CONFIG_UNREADABLE", str(error), "check the model's config.json")])
-    known = same_spec(draft.records.values(), spec, view)
-    answer = plan(request, ENGINES[spec.engine.type].rules)
+    answer = plan(_as_recorded(request, known) if known else request, ENGINES[spec.engine.type].judges)
     layout = known.layout if known else answer.layout
     conflict = _args_conflict(snapshot, spec, layout) if layout else None
     refusals = [*answer.refusals, *([conflict] if conflict else [])]
     if known is None and (refusals or layout is None):
         return _refuse(draft, refusals)
     assert layout is not None
-    revision = known or revision_of(spec, layout, view, name)
-    draft = _accepted(draft, revision, answer)
+    revision = known or revision_of(spec, layout, view, name, _planned_length(request, answer))
+    draft = _accepted(draft, revision, _plan_status(answer, revision))
     return draft if known else _recorded(snapshot, draft, revision)
 
 
-def plan_request(spec: MoESpec, manifest: Manifest | None, policy: OperatorPolicy) -> Request:
-    """The planner's question for an accepted spec (presets filled in)."""
-    want, pinned = spec.accelerators, spec.parallelism
-    gpus = want.gpus_per_node or 1
-    data = pinned.data if pinned else None
-    tensor = pinned.tensor if pinned else None
-    if spec.engine.type == "SGLang" and tensor and data:
-        tensor //= data  # SGLang's tp counts the whole world of a stage, attention DP lies inside it
-    checkpoint = None
-    if manifest:
-        size = manifest.weights.total_bytes or manifest.total_bytes
-        checkpoint = checkpoint_from_config(manifest.config, size)
-    return Request(
-        engine=spec.engine.type,
-        checkpoint=checkpoint,
-        pinned=Pinned(
-            tensor=tensor,
-            pipeline=pinned.pipeline if pinned else None,
-            data=data,
-            expert=pinned.expert if pinned else None,
-            decode_context=pinned.decode_context if pinned else None,
-        ),
-        nodes=want.nodes,
-        gpus_per_node=gpus,
-        domain_gpus=_domain_gpus(spec, gpus),
-        gpu_memory_bytes=_memory_of(want.product, policy),
-        memory_utilization=float(spec.engine.memory_utilization),
-        max_model_len=spec.engine.max_model_len,
-        balanced_experts=spec.engine.expert_balancing.enabled,
-        redundant_experts=spec.engine.expert_balancing.redundant_experts,
-    )
+def _is_planned(draft: Draft, revision: Revision) -> bool:
+    """Whether the status already tells the plan of ``revision``: planning again would say the same."""
+    return draft.status.target_revision == revision.hash and draft.status.plan.verdict in {"Fits", "Tight"}
 
 
-def _domain_gpus(spec: MoESpec, gpus_per_node: int) -> int | None:
-    if spec.placement.policy == "Preferred":
+def _as_recorded(request: Request, known: Revision) -> Request:
+    """The question whose only answer is what was recorded."""
+    layout = known.layout
+    pinned = Pinned(layout.tensor, layout.pipeline, layout.data, layout.expert, layout.decode_context)
+    length = known.spec.engine.max_model_len or known.model_len
+    return replace(request, pinned=pinned, nodes=layout.nodes, max_model_len=length)
+
+
+def _planned_length(request: Request, answer: Plan) -> int | None:
+    """What must be told to an engine that would otherwise take the model's own length and refuse to start."""
+    own = request.checkpoint.max_positions if request.checkpoint else 0
+    shortened = answer.max_model_len is not None and answer.max_model_len < own
+    return answer.max_model_len if shortened and request.max_model_len is None else None
+
+
+def checkpoint_of(manifest: Manifest | None) -> Checkpoint | None:
+    """The model's facts; None when its source gives none. Raises UnreadableConfig."""
+    if manifest is None:
         return None
-    spans = spec.placement.domain.type == "Label"
-    return gpus_per_node * (spec.accelerators.nodes or 1) if spans else gpus_per_node
-
-
-def _memory_of(product: str, policy: OperatorPolicy) -> int | None:
-    added, known = policy.gpu_products.get(product), CATALOGUE.get(product)
-    mib = added.memory_mib if added else known.memory_mib if known else None
-    return mib * MIB if mib else None
+    return checkpoint_from_config(manifest.config, manifest.weights.total_bytes or manifest.total_bytes)
 
 
 def _args_conflict(snapshot: Snapshot, spec: MoESpec, layout: Layout) -> Refusal | None:
@@ -233,18 +218,25 @@ def _args_conflict(snapshot: Snapshot, spec: MoESpec, layout: Layout) -> Refusal
     return args_conflict(engine, spec.engine.args, generated)
 
 
-def _accepted(draft: Draft, revision: Revision, answer: Plan) -> Draft:
-    layout = revision.layout
-    status = PlanStatus(
-        verdict="Fits",
-        layout=_layout_status(layout),
+def _plan_status(answer: Plan, revision: Revision) -> PlanStatus:
+    cautions = [f"{c.code}: {c.message}" for c in answer.cautions]
+    return PlanStatus(
+        verdict="Tight" if answer.verdict == "Tight" else "Fits",
+        layout=_layout_status(revision.layout),
         per_rank=[RankRow(name=row.name, gibibytes=f"{row.size / GIB:.1f}") for row in answer.rows],
         max_model_len=answer.max_model_len,
-        assumptions=list(answer.assumptions),
+        concurrency=answer.concurrency,
+        assumptions=[*answer.assumptions, *cautions][:ASSUMPTIONS_SHOWN],
     )
+
+
+def _accepted(draft: Draft, revision: Revision, status: PlanStatus) -> Draft:
     draft = replace(draft, target=revision).with_status(plan=status, target_revision=revision.hash)
     return draft.say(
-        ConditionType.PLAN_ACCEPTED, "True", Reason.PLAN_FITS, f"revision {revision.hash}: {layout}"
+        ConditionType.PLAN_ACCEPTED,
+        "True",
+        Reason.PLAN_FITS,
+        f"revision {revision.hash}: {revision.layout}",
     )
 
 

@@ -74,6 +74,7 @@ def engine_pod(
         model_path=f"{PATH_STORE}/views/{revision.view}" if revision.view else served_name,
         served_name=served_name,
         leader=leader_address(owner.name, revision.hash, seat.replica, owner.namespace),
+        planned_model_len=revision.model_len,
     )
     command = ENGINES[spec.engine.type].rank_command(launch, seat.rank)
     cache = policy.cache_classes[spec.weights.cache_class]

@@ -46,6 +46,7 @@ class Revision:
     view: str = ""
     manifest: str = ""  # name of the manifest ConfigMap
     number: int = 0  # order of appearance; 0 = not on record yet
+    model_len: int | None = None  # planned --max-model-len where the spec is silent; None = the engine's own
 
 
 def spec_digest(spec: MoESpec, view: str) -> str:
@@ -53,10 +54,13 @@ def spec_digest(spec: MoESpec, view: str) -> str:
     return digest(json.dumps([_canonical(spec), view], sort_keys=True), 16)
 
 
-def revision_of(spec: MoESpec, layout: Layout, view: str, manifest: str) -> Revision:
+def revision_of(
+    spec: MoESpec, layout: Layout, view: str, manifest: str, model_len: int | None = None
+) -> Revision:
     """A revision nobody has recorded yet."""
-    content = json.dumps([_canonical(spec), asdict(layout), view], sort_keys=True)
-    return Revision(digest(content, HASH_LENGTH), spec, layout, view, manifest)
+    content = [_canonical(spec), asdict(layout), view, *([model_len] if model_len else [])]
+    hashed = digest(json.dumps(content, sort_keys=True), HASH_LENGTH)
+    return Revision(hashed, spec, layout, view, manifest, model_len=model_len)
 
 
 def record(revision: Revision) -> Obj:
@@ -67,6 +71,7 @@ def record(revision: Revision) -> Obj:
         "layout": asdict(revision.layout),
         "view": revision.view,
         "manifest": revision.manifest,
+        **({"modelLen": revision.model_len} if revision.model_len else {}),
     }
 
 
@@ -103,4 +108,5 @@ def _from_record(obj: Obj) -> Revision:
         view=data["view"],
         manifest=data["manifest"],
         number=int(obj["revision"]),
+        model_len=data.get("modelLen"),
     )
