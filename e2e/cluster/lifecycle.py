@@ -275,7 +275,7 @@ def _settle(
     listed = nodes.wait_until_ready(kubectl, wanted.size, seconds, since)
     if patched := nodes.pretend_gpus(kubectl, wanted.spec.topology, listed):
         progress.say(f"  gave {patched} workers their GPUs ({wanted.spec.topology.name})")
-    nodes.wait_until_useful(kubectl, seconds)
+    nodes.wait_until_useful(kubectl, f"{CLUSTER}-worker", seconds)
 
 
 def _obtain(wanted: Wanted, folders: Folders, progress: Progress, *, bootstrap: bool) -> None:
