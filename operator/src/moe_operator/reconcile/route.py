@@ -56,10 +56,10 @@ def _gateway_spec(draft: Draft) -> MoESpec | None:
 
 
 def _intent(snapshot: Snapshot, draft: Draft, spec: MoESpec) -> Intent:
-    gateway = spec.gateway
+    gateway, serving = spec.gateway, draft.records.get(draft.status.active_revision)
     return Intent(
         generation=0,
-        model=served_name(snapshot, spec),
+        model=served_name(snapshot, serving.spec if serving else spec),
         colours=list(_colours(draft)),
         allowed_paths=list(gateway.allowed_paths),
         timeouts=Timeouts(

@@ -57,6 +57,9 @@ def _is_wanted(draft: Draft, group: Group) -> bool:
 
 
 def _live(snapshot: Snapshot, draft: Draft, group: Group, revision: Revision) -> Draft:
+    if group.record.draining_since:  # wanted again: the next drain has all its time
+        group = replace(group, record=group.record.model_copy(update={"draining_since": None}))
+        draft = draft.with_group(group.record)
     cause = loss(group) or wrong_answer(snapshot, group, served_name(snapshot, revision.spec))
     if cause:
         draft, group = _lost(snapshot, draft, group, revision, cause)
