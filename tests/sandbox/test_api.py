@@ -215,9 +215,10 @@ async def test_a_watcher_that_is_too_slow_has_to_start_again() -> None:
         api.create(config_map(f"cm-{index}"))
 
     with pytest.raises(ApiError, match="too old resource version"):
-        await first
-        async for _ in stream:
-            pass
+        async with asyncio.timeout(20):
+            await first
+            async for _ in stream:
+                pass
 
 
 async def _started(stream: Any) -> asyncio.Task[Any]:
