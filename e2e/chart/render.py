@@ -36,7 +36,7 @@ def templates(
             rendered = chart.render(given, name=release, namespace=namespace)
         except (helm_python.HelmValuesError, helm_python.HelmRenderError) as error:
             raise ValuesRefused(str(error)) from error
-    prefix = f"{chart_name()}/templates/"
+    prefix = f"{chart_yaml()['name']}/templates/"
     return {path.removeprefix(prefix): text for path, text in rendered.items() if text.strip()}
 
 
@@ -55,9 +55,9 @@ def lint(values: Mapping[str, Any] | None = None) -> list[str]:
     return [*complaints, *report["errors"]]
 
 
-def chart_name() -> str:
-    """The name in Chart.yaml."""
-    return str(yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))["name"])
+def chart_yaml() -> Obj:
+    """Name and versions of the chart."""
+    return dict(yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8")))
 
 
 def _documents(text: str) -> Iterator[Obj]:
