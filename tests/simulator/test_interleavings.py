@@ -219,7 +219,7 @@ async def quiet(world: Busy) -> None:
     seed=st.integers(0, 2**32 - 1),
 )
 @settings(
-    max_examples=15,
+    max_examples=40,
     deadline=None,
     derandomize=bool(os.environ.get("CI")),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
