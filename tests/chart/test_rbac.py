@@ -15,7 +15,7 @@ from moe_operator.runtime.lease import LeaderLease
 from moe_operator.sandbox.api import MemoryApi, MemoryKube
 
 from e2e.chart import render
-from tests.simulator.scenes import fresh_world
+from tests.simulator.scenes import DSV31, fresh_world
 from tests.simulator.world import World, moe_deployment
 
 Obj = dict[str, Any]
@@ -81,8 +81,11 @@ def rules(objects: Iterable[Obj], kind: str, name: str, namespace: str | None = 
 
 
 async def a_whole_life(world: World) -> None:
-    """Made, changed more often than revisions are kept, and deleted."""
-    await world.apply(moe_deployment())
+    """Made before its Secret is, changed more often than revisions are kept, and deleted."""
+    credentials = {"name": "hf"}
+    await world.apply(moe_deployment(model={"source": DSV31, "credentialsRef": credentials}))
+    await world.until(lambda: world.condition("k3", "PlanAccepted").get("reason") == "ContainerConfigError")
+    await world.secret("hf")
     await world.until(lambda: world.stable("k3"))
     for number in range(13):
         before = world.status("k3")["activeRevision"]
