@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NICE = ("nice", "-n", "19")  # a long build must leave the machine usable
+# A long job must not outlive us: kind, for one, removes the cluster of that name when it fails at last.
+NOT_AFTER_US = ("setpriv", "--pdeathsig", "TERM")
 _TAIL_LINES = 20
 
 
@@ -76,7 +78,7 @@ def run_logged(
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as sink:
         code = subprocess.run(
-            [*NICE, *argv], stdout=sink, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+            [*NOT_AFTER_US, *NICE, *argv], stdout=sink, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
             env=_env(env), cwd=cwd, check=False,
         ).returncode  # fmt: skip
     if code:

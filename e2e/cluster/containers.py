@@ -60,6 +60,11 @@ def run_in(name: str, script: str) -> str:
     return run("docker", "exec", "-i", name, "sh", "-s", stdin=script, timeout=60)
 
 
+def try_in(name: str, script: str) -> bool:
+    """Whether a shell script inside a node succeeds."""
+    return attempt("docker", "exec", "-i", name, "sh", "-s", stdin=script, timeout=30).ok
+
+
 def has_image(reference: str) -> bool:
     """Whether the daemon holds an image."""
     return attempt("docker", "image", "inspect", reference).ok

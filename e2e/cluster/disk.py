@@ -13,6 +13,7 @@ GIB = 1024**3
 BUILD_CACHE_BYTES = 9 * GIB
 DOCKER_BYTES = 6 * GIB
 NODES_ONLY_BYTES = 5 * GIB
+ASSEMBLY_BYTES = 1 * GIB  # every program is built already
 
 
 @dataclass(frozen=True, slots=True)

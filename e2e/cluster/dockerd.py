@@ -14,7 +14,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from e2e.cluster import daemon, host, host_network, oci_runtime_shim
+from e2e.cluster import daemon, host, leftovers, oci_runtime_shim
 from e2e.cluster.command import attempt, run
 from e2e.cluster.host import CannotContinue
 from e2e.cluster.progress import Progress
@@ -77,6 +77,8 @@ def stop(folders: Folders, progress: Progress) -> None:
         if pid := _living_daemon():
             _end(pid, signal.SIGTERM)
         _clear_leftovers()
+        for point in leftovers.mount_points(Path("/proc/self/mountinfo").read_text()):
+            run("umount", point)
         before = Before(**json.loads(_record(folders).read_text()))
         host.write_settings(before.settings)
         run("iptables", "-P", "FORWARD", before.forward_policy)
@@ -135,12 +137,12 @@ def _clear_leftovers() -> str:
     removed = 0
     for family in ("iptables", "ip6tables"):
         if host.program(f"{family}-save"):
-            removals = host_network.rule_removals(run(f"{family}-save"))
+            removals = leftovers.rule_removals(run(f"{family}-save"))
             removed += len(removals)
             for arguments in removals:
                 run(family, *arguments)
     links = json.loads(run("ip", "-json", "link", "show", "type", "bridge") or "[]")
-    bridges = host_network.leftover_bridges(link["ifname"] for link in links if link)
+    bridges = leftovers.leftover_bridges(link["ifname"] for link in links if link)
     for bridge in bridges:
         run("ip", "link", "delete", bridge)
     return f"{removed} rules and chains, bridges {', '.join(bridges) or 'none'}" if removed or bridges else ""
@@ -150,9 +152,11 @@ def _write_record(folders: Folders) -> None:
     """Note the host's state, unless an earlier start that crashed noted the original already."""
     if _record(folders).exists():
         return
-    before = Before(host.read_settings(_SETTINGS), host_network.policy(run("iptables-save"), "FORWARD"))
+    before = Before(host.read_settings(_SETTINGS), leftovers.policy(run("iptables-save"), "FORWARD"))
     folders.state.mkdir(parents=True, exist_ok=True)
-    _record(folders).write_text(json.dumps(asdict(before)))
+    unfinished = _record(folders).with_suffix(".new")
+    unfinished.write_text(json.dumps(asdict(before)))
+    unfinished.rename(_record(folders))
 
 
 def _install_shim(folders: Folders) -> Path:

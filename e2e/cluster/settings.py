@@ -91,6 +91,10 @@ class Folders:
         return self.state / "audit-policy.yaml"
 
     @property
+    def record(self) -> Path:
+        return self.state / "cluster.json"
+
+    @property
     def bin(self) -> Path:
         return self.state / "bin"
 

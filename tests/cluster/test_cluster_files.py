@@ -12,6 +12,7 @@ import yaml
 from e2e.cluster import control_images, rootfs
 from e2e.cluster.kind_config import AUDIT_POLICY, render
 from e2e.cluster.oci_runtime_shim import option, rewrite
+from e2e.cluster.record import Record
 from e2e.cluster.settings import ClusterSpec, Folders, Mount
 from e2e.cluster.source import Source
 from e2e.cluster.topology import load
@@ -100,6 +101,16 @@ def test_a_cluster_is_another_with_another_topology_image_or_mount() -> None:
 )
 def test_the_cache_lies_where_the_environment_says(environment: dict[str, str], root: str) -> None:
     assert Folders.from_environment(environment).root == Path(root)
+
+
+def test_a_record_is_read_as_it_was_written_and_absent_before(tmp_path: Path) -> None:
+    folders = Folders(tmp_path)
+    folders.state.mkdir()
+    assert Record.read(folders) is None
+    record = Record("d1", "moe-node:1", Source.BUILD, "/k", "/bin/kind", "/bin/kubectl", "/bin/helm")
+    record.write(folders)
+    assert Record.read(folders) == record
+    assert [path.name for path in folders.state.iterdir()] == ["cluster.json"]
 
 
 def test_a_node_routes_to_every_other_node_and_not_to_itself() -> None:

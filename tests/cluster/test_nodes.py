@@ -1,7 +1,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from e2e.cluster.nodes import readiness, renewed_since
+from e2e.cluster.nodes import name_service_check, readiness, renewed_since
 
 MOMENT = datetime(2026, 11, 30, 4, 0, tzinfo=UTC)
 
@@ -31,3 +31,13 @@ def test_only_kubelets_that_spoke_after_the_moment_count() -> None:
         lease("never", None),
     ]
     assert renewed_since(leases, MOMENT) == {"at", "after"}
+
+
+def test_every_coredns_pod_and_their_service_must_answer() -> None:
+    pods: list[dict[str, Any]] = [{"status": {"podIP": "10.244.0.2"}}, {"status": {}}]
+    commands = name_service_check(pods, {"spec": {"clusterIP": "10.96.0.10"}}).split(" && ")
+    assert [command.split()[-1] for command in commands] == [
+        "http://10.244.0.2:8181/ready",
+        "http://none:8181/ready",  # a pod without an address yet: the check fails and is made again
+        "http://10.96.0.10:9153/metrics",
+    ]

@@ -1,5 +1,9 @@
 import itertools
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
@@ -71,3 +75,36 @@ def test_a_pipe_passes_bytes_and_fails_with_either_side() -> None:
         pipe(("sh", "-c", "echo first broke >&2; exit 1"), ("cat",))
     with pytest.raises(CommandFailed, match="second broke"):
         pipe(("printf", "abc"), ("sh", "-c", "echo second broke >&2; exit 1"))
+
+
+def test_a_long_job_ends_with_the_program_that_ran_it(tmp_path: Path) -> None:
+    """Killed with -9, so that nothing of ours can clean up."""
+    log = tmp_path / "job.log"
+    code = (
+        "import pathlib, sys; from e2e.cluster.command import run_logged; "
+        "run_logged('sh', '-c', 'echo $$; exec sleep 600', log=pathlib.Path(sys.argv[1]))"
+    )
+    repository = Path(__file__).parents[2]
+    with subprocess.Popen([sys.executable, "-c", code, log], cwd=repository) as runner:
+        job = int(wait_for_text(log))
+        runner.kill()
+    deadline = time.monotonic() + 20
+    while is_alive(job) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not is_alive(job)
+
+
+def wait_for_text(path: Path) -> str:
+    deadline = time.monotonic() + 20
+    while not (path.exists() and path.read_text().endswith("\n")):
+        assert time.monotonic() < deadline, "the job never started"
+        time.sleep(0.02)
+    return path.read_text()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"

@@ -311,7 +311,7 @@ async def test_defaults_are_part_of_what_is_read_back(world: World) -> None:
 
 
 async def test_a_service_keeps_its_address(world: World) -> None:
-    service = {
+    service: Obj = {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": "s", "namespace": world.namespace},

@@ -78,6 +78,10 @@ class Site:
     def uids(self, component: str = "engine") -> set[str]:
         return {p["metadata"]["uid"] for p in self.pods(component)}
 
+    def incarnations(self, name: str = "dsv31") -> list[int]:
+        """How often each group was recreated."""
+        return [g["incarnation"] for g in self.status(name).get("groups", ())]
+
     async def until(self, check: Callable[[], object], what: str, deadline: float = DEADLINE) -> float:
         """Wait until ``check`` is true; how long it took, in seconds."""
         began = time.monotonic()

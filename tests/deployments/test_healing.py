@@ -30,7 +30,7 @@ async def test_a_killed_rank_brings_the_whole_group_back_once(serving: Site, ran
     serving.sandbox.kill(serving.engine(rank)["metadata"]["name"], "engine")
     await serving.until(lambda: not before & serving.uids(), "every pod of the old life is gone")
     await serving.until(serving.stable, "it is stable again")
-    assert [g["incarnation"] for g in serving.status()["groups"]] == [1]
+    assert serving.incarnations() == [1]
     assert len(serving.pods()) == 2
     await answers(serving)
 
@@ -58,7 +58,7 @@ async def test_a_killed_operator_comes_back_and_touches_nothing(serving: Site) -
     await serving.until(is_back, "the operator runs again")
     victim = serving.engine(1)["metadata"]
     await serving.sandbox.kube.delete(POD, "default", victim["name"])
-    await serving.until(lambda: victim["uid"] not in serving.uids(), "the new operator acts")
+    await serving.until(lambda: serving.incarnations() == [1], "the new operator acts")
     await serving.until(serving.stable, "it is stable again")
     assert serving.uids("gateway") == pods & serving.uids("gateway")
     await answers(serving)

@@ -21,7 +21,8 @@ ROOT = Path(__file__).parents[2]
 RECORDINGS = ROOT / "tests" / "data" / "vllm-0.32"
 PORT = 8001
 ADMIN = 9999
-DEADLINE = 20.0
+DEADLINE = 30.0  # seconds; generous, because a test machine may be busy
+ANSWER = 90.0  # seconds a client waits, longer than any deadline of a test that lets it hang
 # One test run uses 127.30.x.y with x from its own process id, so two runs side by side do not meet.
 _addresses = (f"127.30.{os.getpid() % 250}.{host}" for host in itertools.count(1))
 
@@ -47,8 +48,8 @@ class Stub:
     admin: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
-        self.client = httpx.Client(base_url=f"http://{self.address}:{PORT}", timeout=DEADLINE)
-        self.admin = httpx.Client(base_url=f"http://{self.address}:{ADMIN}", timeout=DEADLINE)
+        self.client = httpx.Client(base_url=f"http://{self.address}:{PORT}", timeout=ANSWER)
+        self.admin = httpx.Client(base_url=f"http://{self.address}:{ADMIN}", timeout=ANSWER)
 
     @property
     def log(self) -> str:

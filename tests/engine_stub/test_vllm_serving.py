@@ -172,6 +172,7 @@ def test_f30_hang_accepts_and_never_answers(fleet, tiny):
     engine = fleet.vllm(tiny, STUB_FAULTS=faults({"id": "F30"})).ready()
     with pytest.raises(httpx.ReadTimeout):
         engine.client.post("/v1/chat/completions", json=question(), timeout=1)
+    until(lambda: engine.state()["running"] == 0, "the request whose client went away to be dropped")
     hanging = threading.Thread(target=engine.chat)
     hanging.start()
     until(lambda: engine.state()["running"] == 1, "a hanging request")

@@ -143,8 +143,7 @@ async def test_every_pod_is_asked_what_was_wanted(bench: Bench) -> None:
             resolver_pod_ip="10.0.0.9",
             stager_pods={"a": "10.0.0.1", "b": "10.0.0.2"},
             leaders={"l0": "10.0.0.3", "l1": "10.0.0.4"},
-            completions=frozenset({"l1"}),
-            model="kimi",
+            completions={"l1": "kimi"},
             gateway_pods={"g": "10.0.0.5"},
             ack_generation=7,
         )

@@ -163,7 +163,9 @@ class SimulatedKubelet:
         elif failure is None:
             self._write(pod, "Running", [running("resolve")], is_ready=True)
         else:
-            self._write(pod, "Failed", [ended("resolve", failure["code"], json.dumps(failure))])
+            self._write(
+                pod, "Failed", [ended("resolve", failure["code"], json.dumps(failure), self.api.now())]
+            )
 
     def _whole(self, pod: Obj, pods: Iterable[Obj]) -> bool:
         """Whether every rank of this pod's life runs."""
@@ -291,8 +293,9 @@ def waiting(name: str, reason: str, message: str = "") -> Obj:
     return {**running(name), "state": {"waiting": state}, "ready": False}
 
 
-def ended(name: str, code: int, message: str = "") -> Obj:
+def ended(name: str, code: int, message: str = "", at: str = "") -> Obj:
     state = {"exitCode": code, "reason": "Completed" if code == 0 else "Error", "message": message}
+    state |= {"finishedAt": at} if at else {}
     return {**running(name), "state": {"terminated": state}, "ready": False}
 
 

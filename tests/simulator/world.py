@@ -155,12 +155,12 @@ class World:
             self.errors.pop(key, None)
         return outcome
 
-    def keys(self) -> list[Key]:
+    def deployment_keys(self) -> list[Key]:
         found = self.api.list(MOE_DEPLOYMENT).items
         return [Key(o["metadata"]["namespace"], o["metadata"]["name"]) for o in found]
 
     async def operator_pass(self) -> None:
-        for key in self.keys():
+        for key in self.deployment_keys():
             for _ in range(10):
                 outcome = await self.reconcile(key)
                 if outcome is None or outcome.wake_after != 0.0:
@@ -183,7 +183,7 @@ class World:
             if true():
                 return count
             await self.step(seconds)
-        states = {str(k): self.status(k.name, k.namespace).get("conditions") for k in self.keys()}
+        states = {str(k): self.status(k.name, k.namespace).get("conditions") for k in self.deployment_keys()}
         raise AssertionError(f"not reached in {steps} steps:\n{yaml.safe_dump(states, allow_unicode=True)}")
 
     async def settle(self, quiet: int = 3, steps: int = 400) -> None:

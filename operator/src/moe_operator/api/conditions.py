@@ -284,6 +284,11 @@ class Reason(StrEnum):
         "The new revision came up but did not answer as it should; the old one serves.",
         "See what it answered in the message; correct or revert the spec.",
     )
+    SUPERSEDED = (
+        "Superseded",
+        "Another spec came before the new revision had taken over.",
+        "None.",
+    )
     CAPACITY_AVAILABLE = "CapacityAvailable", "A new revision has the GPUs it needs.", "None."
     INSUFFICIENT_CAPACITY_FOR_ROLLOUT = (
         "InsufficientCapacityForRollout",

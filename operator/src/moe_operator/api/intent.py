@@ -25,6 +25,7 @@ class Endpoint(_Wire):
     address: str  # IP
     port: int = Field(ge=1, le=65535)
     pod: str = ""
+    leaving: bool = False  # gets no new requests; those that run may end
 
 
 class Colour(_Wire):

@@ -263,7 +263,10 @@ def _locality(colour: Colour) -> Json:
 
 
 def _host(revision: str, endpoint: Endpoint) -> Json:
+    # DRAINING: no new requests; Envoy keeps the host, and with it the count of what still runs on it
+    leaving = {"health_status": "DRAINING"} if endpoint.leaving else {}
     return {
+        **leaving,
         "endpoint": {"address": Address(endpoint.address, endpoint.port).envoy},
         "metadata": {"filter_metadata": {METADATA: {"revision": revision, "pod": endpoint.pod}}},
     }

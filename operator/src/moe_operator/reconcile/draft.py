@@ -33,7 +33,7 @@ class Draft:
     """A decision in the making. Every member is replaced, never changed in place."""
 
     status: Status
-    wish: MoESpec | None = None  # the accepted spec with presets filled in; None = refused
+    wish: MoESpec | None = None  # the accepted and planned spec, presets filled in; None = not acted on
     records: Mapping[str, Revision] = field(default_factory=dict)  # revisions on record, oldest first
     target: Revision | None = None  # what the newest accepted spec asks for
     groups: tuple[Group, ...] = ()  # every group that has pods, a record or a placement

@@ -42,10 +42,17 @@ COLLECT_SECONDS = 2.0
 
 
 def plan_step(snapshot: Snapshot, draft: Draft) -> Draft:
-    """Resolve the model, then find or make the revision."""
-    wish = draft.wish
-    if wish is None:
+    """Resolve the model, then find or make the revision.
+
+    Until there is a plan nothing of the spec is acted on, its replicas and gateway as little as its layout.
+    """
+    if draft.wish is None:
         return draft
+    draft = _plan(snapshot, draft, draft.wish)
+    return draft if draft.target else replace(draft, wish=None)
+
+
+def _plan(snapshot: Snapshot, draft: Draft, wish: MoESpec) -> Draft:
     if scheme(wish.model.source) == "none":
         return _planned(snapshot, draft, wish, None, "")
     name = manifest_name(snapshot.name, source_digest(wish))

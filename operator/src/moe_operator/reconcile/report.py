@@ -98,7 +98,8 @@ def _serving(draft: Draft) -> Draft:
         draft = draft.say(ConditionType.AVAILABLE, "False", Reason.SCALED_TO_ZERO, "spec.replicas is 0")
         return draft.say(ConditionType.READY, "True", Reason.SCALED_TO_ZERO, "nothing is to serve")
     available: Truth = "True" if serving and reachable else "False"
-    said = f"{serving} of {wanted} group(s) of revision {draft.status.active_revision or 'none'} serve"
+    active = draft.status.active_revision
+    said = f"{serving} of {wanted} group(s) of revision {active} serve" if active else "nothing serves yet"
     said += "" if reachable else "; no gateway pod is ready"
     reason = Reason.SERVING if available == "True" else Reason.NOT_SERVING
     draft = draft.say(ConditionType.AVAILABLE, available, reason, said)

@@ -24,9 +24,11 @@ from moe_operator.rollout.groups import Group
 from moe_operator.rollout.retire import healthy_everywhere
 from moe_operator.rollout.revision import Revision
 
+Result = Literal["Succeeded", "Failed", "Superseded"]
 FULL = 100
 HISTORY_KEPT = 10
 ACK_SECONDS = 0.5
+SETTLED = frozenset({"Stable", "Failed"})
 
 
 def roll(snapshot: Snapshot, draft: Draft) -> Draft:
@@ -52,13 +54,13 @@ def _carry(draft: Draft, revision: str) -> Draft:
 
 
 def _stable(snapshot: Snapshot, draft: Draft, target: Revision) -> Draft:
+    draft = _carry(_superseding(snapshot, draft, target), target.hash)
     rollout = draft.status.rollout
     leaving = [g for g in draft.groups if g.revision != target.hash and g.pods]
-    draft = _carry(draft, target.hash)
     if leaving:
         phase = "Draining" if any(not p.terminating for g in leaving for p in g.pods) else "Retiring"
         return draft.with_status(rollout=rollout.model_copy(update={"phase": phase}))
-    if rollout.phase in {"Stable", "Failed"} and rollout.to_revision == target.hash:
+    if rollout.phase in SETTLED:
         return draft
     return _finished(snapshot, draft, target)
 
@@ -71,8 +73,25 @@ def _finished(snapshot: Snapshot, draft: Draft, target: Revision) -> Draft:
     return draft.with_status(rollout=stable)
 
 
+def _superseding(snapshot: Snapshot, draft: Draft, target: Revision) -> Draft:
+    """A change towards another revision than today's target ends here, whatever it had reached."""
+    rollout = draft.status.rollout
+    if rollout.to_revision == target.hash:
+        return draft
+    if rollout.from_revision and rollout.phase not in SETTLED:
+        took_over = rollout.to_revision == draft.status.active_revision
+        result: Result = "Succeeded" if took_over else "Superseded"
+        reason = Reason.REVISION_READY if took_over else Reason.SUPERSEDED
+        draft = _remember(snapshot, draft, result, reason)
+    return draft.with_status(
+        rollout=RolloutStatus(to_revision=target.hash, last_command=rollout.last_command)
+    )
+
+
 def _first(snapshot: Snapshot, draft: Draft, target: Revision) -> Draft:
     groups = draft.groups_of(target.hash)
+    if draft.wish and draft.wish.replicas == 0:
+        return _finished(snapshot, draft, target)
     if groups and all(g.record.phase == "Failed" for g in groups):
         return _give_up(snapshot, draft, target, groups[0])
     if not any(g.serving for g in groups):
@@ -83,9 +102,11 @@ def _first(snapshot: Snapshot, draft: Draft, target: Revision) -> Draft:
 
 
 def _beside(snapshot: Snapshot, draft: Draft, target: Revision) -> Draft:
-    active = draft.status.active_revision
+    draft = _superseding(snapshot, draft, target)
     groups = draft.groups_of(target.hash)
-    kept = _carry(draft, active)
+    if draft.wish and draft.wish.replicas == 0:
+        return _taken_over(draft, target)
+    kept = _carry(draft, draft.status.active_revision)
     failed = _failed(groups)
     if failed:
         return _give_up(snapshot, kept, target, failed)
@@ -107,7 +128,11 @@ def _shift(snapshot: Snapshot, draft: Draft, target: Revision, groups: tuple[Gro
     endpoints = [g.endpoint for g in groups if g.endpoint]
     if not (intent and written and healthy_everywhere(endpoints, intent, serving_acks(snapshot))):
         return draft
-    said = f"revision {target.hash} takes all requests; {active} finishes what it has"
+    return _taken_over(draft, target)
+
+
+def _taken_over(draft: Draft, target: Revision) -> Draft:
+    said = f"revision {target.hash} takes all requests; {draft.status.active_revision} finishes what it has"
     draft = draft.event(Event("Normal", Reason.SWITCHING, said))
     rollout = draft.status.rollout.model_copy(update={"phase": "Draining", "reason": Reason.DRAINING_OLD})
     draft = draft.with_status(active_revision=target.hash, rollout=rollout)
@@ -116,7 +141,7 @@ def _shift(snapshot: Snapshot, draft: Draft, target: Revision, groups: tuple[Gro
 
 def _phase(snapshot: Snapshot, draft: Draft, target: Revision, phase: RolloutPhase) -> Draft:
     rollout, active = draft.status.rollout, draft.status.active_revision
-    if rollout.to_revision == target.hash and rollout.phase not in {"Stable", "Failed"}:
+    if rollout.to_revision == target.hash and rollout.phase not in SETTLED:
         return draft.with_status(rollout=rollout.model_copy(update={"phase": phase}))
     fresh = RolloutStatus(
         phase=phase,
@@ -175,9 +200,7 @@ def _retry(snapshot: Snapshot, draft: Draft, target: Revision) -> Draft:
     return _carry(draft, draft.status.active_revision).wake(0.0)
 
 
-def _remember(
-    snapshot: Snapshot, draft: Draft, result: Literal["Succeeded", "Failed"], reason: Reason
-) -> Draft:
+def _remember(snapshot: Snapshot, draft: Draft, result: Result, reason: Reason) -> Draft:
     rollout = draft.status.rollout
     entry = HistoryEntry(
         revision=rollout.to_revision,

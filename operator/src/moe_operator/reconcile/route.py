@@ -17,6 +17,7 @@ from moe_operator.reconcile.serve import served_name
 from moe_operator.reconcile.snapshot import Snapshot
 from moe_operator.resources.gateway import gateway_objects, intent_config_map
 from moe_operator.resources.ownership import Owner
+from moe_operator.rollout.groups import Group
 from moe_operator.rollout.retire import Leave
 
 
@@ -56,10 +57,10 @@ def _gateway_spec(draft: Draft) -> MoESpec | None:
 
 
 def _intent(snapshot: Snapshot, draft: Draft, spec: MoESpec) -> Intent:
-    gateway = spec.gateway
+    gateway, serving = spec.gateway, draft.records.get(draft.status.active_revision)
     return Intent(
         generation=0,
-        model=served_name(snapshot, spec),
+        model=served_name(snapshot, serving.spec if serving else spec),
         colours=list(_colours(draft)),
         allowed_paths=list(gateway.allowed_paths),
         timeouts=Timeouts(
@@ -70,19 +71,28 @@ def _intent(snapshot: Snapshot, draft: Draft, spec: MoESpec) -> Intent:
 
 
 def _colours(draft: Draft) -> Iterable[Colour]:
-    for revision, weight in sorted(draft.weights.items()):
-        endpoints = [
-            g.endpoint
-            for g in draft.groups_of(revision)
-            if g.serving and g.endpoint and (revision, g.replica) not in draft.leaving
-        ]
-        if endpoints:
-            yield Colour(revision=revision, weight=weight, endpoints=endpoints)
-    for group in draft.groups:
-        step = draft.leaving.get((group.revision, group.replica))
-        if step is Leave.STANDBY and group.endpoint:
-            name = f"{group.revision}-leaving-{group.replica}"
-            yield Colour(revision=name, weight=0, endpoints=[group.endpoint])
+    """One colour for each revision, under one name for its whole life.
+
+    Envoy makes a new host, on which nothing runs, of an endpoint that changes its colour, and forgets what
+    still runs on the old one. So a group on its way out stays where it is: with its colour's weight at 0, or
+    marked as leaving beside groups that stay.
+    """
+    for revision in sorted({g.revision for g in draft.groups}):
+        staying = [g.endpoint for g in draft.groups_of(revision) if g.endpoint and _serves(draft, g)]
+        standby = [g.endpoint for g in draft.groups_of(revision) if g.endpoint and _stands_by(draft, g)]
+        if revision in draft.weights and staying:
+            marked = [endpoint.model_copy(update={"leaving": True}) for endpoint in standby]
+            yield Colour(revision=revision, weight=draft.weights[revision], endpoints=[*staying, *marked])
+        elif standby:
+            yield Colour(revision=revision, weight=0, endpoints=standby)
+
+
+def _serves(draft: Draft, group: Group) -> bool:
+    return group.serving and (group.revision, group.replica) not in draft.leaving
+
+
+def _stands_by(draft: Draft, group: Group) -> bool:
+    return draft.leaving.get((group.revision, group.replica)) is Leave.STANDBY
 
 
 def _numbered(draft: Draft, wanted: Intent) -> Intent:

@@ -31,7 +31,7 @@ from moe_operator.rollout.retire import Leave, next_leave
 from moe_operator.rollout.revision import Revision
 
 LOST_GRACE_SECONDS = 2  # ranks of a lost group hang in a collective; waiting for them helps nobody
-RETIRED_GRACE_SECONDS = 10  # nothing runs on it any more
+RETIRED_GRACE_SECONDS = 3  # nothing runs on it any more, and a worker whose leader went first ignores SIGTERM
 LOOK_SECONDS = 1.0
 
 
@@ -57,6 +57,9 @@ def _is_wanted(draft: Draft, group: Group) -> bool:
 
 
 def _live(snapshot: Snapshot, draft: Draft, group: Group, revision: Revision) -> Draft:
+    if group.record.draining_since:  # wanted again: the next drain has all its time
+        group = replace(group, record=group.record.model_copy(update={"draining_since": None}))
+        draft = draft.with_group(group.record)
     cause = loss(group) or wrong_answer(snapshot, group, served_name(snapshot, revision.spec))
     if cause:
         draft, group = _lost(snapshot, draft, group, revision, cause)

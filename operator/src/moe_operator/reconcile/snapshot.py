@@ -115,7 +115,8 @@ class Wants:
     resolver_pod_ip: str = ""
     stager_pods: Mapping[str, str] = field(default_factory=dict)  # pod name → IP
     leaders: Mapping[str, str] = field(default_factory=dict)  # pod name → IP: health and running requests
-    completions: frozenset[str] = frozenset()  # of those, who must also answer a completion
-    model: str = ""  # id to ask completions of
+    completions: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of those: pod name → model to complete with
     gateway_pods: Mapping[str, str] = field(default_factory=dict)  # pod name → IP
     ack_generation: int = -1  # wait (bounded) for this intent generation

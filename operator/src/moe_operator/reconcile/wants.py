@@ -28,16 +28,22 @@ def wants(snapshot: Snapshot) -> Wants:
     if snapshot.deleting or FINALIZER not in finalizers:
         return Wants()
     draft = plan_step(snapshot, accept(snapshot, first_draft(snapshot)))
-    unproven = [g for g in draft.groups if g.ready and not g.record.verified and g.leader and g.leader.ip]
+    unproven = [
+        (g, g.leader)
+        for g in draft.groups
+        if g.ready and not g.record.verified and g.leader and g.leader.ip and g.revision in draft.records
+    ]
     return Wants(
         cluster=_must_place(draft),
         resolver_pod_ip=_resolver_ip(snapshot),
         stager_pods={
             p.name: p.ip for g in draft.groups for p in g.current if p.ip and not p.staged and not p.ended
         },
-        leaders={g.leader.name: g.leader.ip for g in unproven if g.leader},
-        completions=frozenset(g.leader.name for g in unproven if g.leader),
-        model=_model(snapshot, draft),
+        leaders={leader.name: leader.ip for _, leader in unproven},
+        completions={
+            leader.name: served_name(snapshot, draft.records[group.revision].spec)
+            for group, leader in unproven
+        },
         gateway_pods={p["metadata"]["name"]: ip for p in gateway_pods(snapshot) if (ip := _ip(p))},
         ack_generation=draft.intent.generation if draft.intent else -1,
     )
@@ -47,11 +53,6 @@ def _must_place(draft: Draft) -> bool:
     if draft.target is None or draft.wish is None or rollout_failed(draft, draft.target):
         return False
     return bool(unplaced(draft, draft.target, draft.wish.replicas))
-
-
-def _model(snapshot: Snapshot, draft: Draft) -> str:
-    record = draft.target or draft.records.get(draft.status.target_revision)
-    return served_name(snapshot, record.spec) if record else snapshot.name
 
 
 def _resolver_ip(snapshot: Snapshot) -> str:

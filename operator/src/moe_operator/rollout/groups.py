@@ -24,7 +24,7 @@ from moe_operator.api.status import GroupStatus
 from moe_operator.rollout.rank_pod import RankPod, Trouble
 
 MAX_BACKOFF_SECONDS = 300
-CREATED_PHASES = frozenset({"Staging", "Starting", "Ready"})  # all ranks were seen in this life
+CREATED_PHASES = frozenset({"Staging", "Starting", "Ready", "Draining"})  # all ranks were seen in this life
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +162,8 @@ def verified_record(record: GroupStatus, now: float) -> GroupStatus:
 
 
 def _phase(group: Group, staged: bool) -> str:
-    if not group.complete:
-        return "Pending"
+    if not group.complete:  # a rank that is missing now is lost, not still to come
+        return group.record.phase if group.record.phase in CREATED_PHASES else "Pending"
     if group.ready:
         return "Ready"
     return "Starting" if staged else "Staging"

@@ -1,6 +1,7 @@
 """How a group leaves without losing a request.
 
-Weight 0 first (running streams go on, and it can still step in when everything else is down), then out of
+No new requests first (weight 0, so that it can still step in when everything else is down, or marked as
+leaving beside groups of its revision that stay; running streams go on), then out of
 the gateways' configuration once nothing runs on it or the drain time is over, then its pods. Each step waits
 until every gateway pod has acknowledged the one before: a lagging gateway would keep sending to it. All of
 it is read from the intent that was written and from what the gateways answered; nothing is remembered.
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 
-from moe_operator.api.intent import Ack, Colour, Endpoint, Intent
+from moe_operator.api.intent import Ack, Endpoint, Intent
 
 
 class Leave(Enum):
@@ -26,20 +27,24 @@ def next_leave(endpoint: Endpoint | None, intent: Intent | None, acks: Sequence[
     """Decide one step. ``acks``: of every gateway pod that serves; ``overdue``: the drain time is over."""
     if endpoint is None or intent is None:
         return Leave.DELETE
-    colour = next((c for c in intent.colours if holds(c, endpoint)), None)
+    weight = _weight(intent, endpoint)
     acked = all(ack.generation >= intent.generation for ack in acks)
-    if colour is None:
+    if weight is None:
         return Leave.DELETE if acked or overdue else Leave.OUT
     if overdue:
         return Leave.OUT
-    if colour.weight > 0 or not acked:
+    if weight > 0 or not acked:
         return Leave.STANDBY
     return Leave.STANDBY if _running(endpoint, acks) else Leave.OUT
 
 
-def holds(colour: Colour, endpoint: Endpoint) -> bool:
-    """Whether the colour sends to that address."""
-    return any((e.address, e.port) == (endpoint.address, endpoint.port) for e in colour.endpoints)
+def _weight(intent: Intent, endpoint: Endpoint) -> int | None:
+    """Share of new requests that the endpoint's colour gets; None when the endpoint is in no colour."""
+    for colour in intent.colours:
+        for known in colour.endpoints:
+            if (known.address, known.port) == (endpoint.address, endpoint.port):
+                return 0 if known.leaving else colour.weight
+    return None
 
 
 def healthy_everywhere(endpoints: Sequence[Endpoint], intent: Intent, acks: Sequence[Ack]) -> bool:

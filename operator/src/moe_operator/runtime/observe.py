@@ -162,7 +162,7 @@ class Observer:
         )
 
     def _leader(self, pod: str, ip: str, wants: Wants) -> Awaitable[LeaderProbe]:
-        return self._probes.leader(ip, completion_of=wants.model if pod in wants.completions else "")
+        return self._probes.leader(ip, completion_of=wants.completions.get(pod, ""))
 
     async def _namespace_terminating(self, namespace: str) -> bool:
         try:

@@ -11,7 +11,8 @@ from typing import Literal
 
 from moe_operator.api.names import FIELD_MANAGER
 from moe_operator.runtime.kube import JsonPatch, Kind, Listing, Obj, WatchEvent
-from moe_operator.sandbox.api_server import Admission, MemoryApi
+from moe_operator.sandbox.api_admission import Admission
+from moe_operator.sandbox.api_server import MemoryApi
 
 __all__ = ["Admission", "MemoryApi", "MemoryKube"]
 

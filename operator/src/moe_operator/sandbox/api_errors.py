@@ -67,3 +67,10 @@ def bad_request(why: str) -> ApiError:
 def expired(asked: int, oldest: int) -> ApiError:
     """410: the history that a watch or a continued list needs is gone."""
     return ApiError(410, "Expired", f"too old resource version: {asked} ({oldest})")
+
+
+def clash(owners: list[tuple[str, list[str]]]) -> ApiError:
+    """409: an apply would take these fields from these managers."""
+    count = sum(len(fields) for _, fields in owners)
+    text = "; ".join(f'conflict with "{manager}": {", ".join(fields)}' for manager, fields in owners)
+    return ApiError(409, "Conflict", f"Apply failed with {count} conflict{'s' * (count > 1)}: {text}")

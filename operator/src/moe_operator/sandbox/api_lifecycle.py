@@ -21,6 +21,17 @@ SYSTEM_META = (
 _IDENTITY = ("apiVersion", "kind", "metadata")
 
 
+def first_metadata(resource: Resource, meta: Obj, namespace: str, uid: str, now: str) -> Obj:
+    """Metadata of a new object: the client's part, and what the server says."""
+    left = {name: value for name, value in meta.items() if name not in (*SYSTEM_META, "managedFields")}
+    left |= {"name": meta["name"], "uid": uid, "creationTimestamp": now}
+    if resource.kind.namespaced:
+        left["namespace"] = namespace
+    if resource.counts_generation:
+        left["generation"] = 1
+    return left
+
+
 def without_managed_fields(obj: Obj) -> Obj:
     """The object without the record of who owns what."""
     meta = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}

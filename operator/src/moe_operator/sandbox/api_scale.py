@@ -49,7 +49,7 @@ def write_scale(api: MemoryApi, kind: Kind, namespace: str, name: str, scale: Ob
 
 
 def _scalable(api: MemoryApi, kind: Kind) -> tuple[Resource, ScalePaths]:
-    resource = api.resource(kind)
+    resource = api.catalogue.of_kind(kind)
     if resource.scale is None:
         raise errors.no_such_resource()
     return resource, resource.scale

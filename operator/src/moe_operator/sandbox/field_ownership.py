@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 from moe_operator.runtime.kube import Obj
@@ -78,8 +79,11 @@ def apply(
     wanted = owned_fields(shape, config)
     others = {who: owned.fields for who, owned in held.items() if who != manager}
     before = held[manager].fields if manager in held else frozenset()
-    kept = _with_parents(wanted.union(*others.values()))
-    new = _without(shape, merge(shape, live, config), _tree(_with_parents(before) - kept - _NOBODYS))
+    kept = _with_parents(wanted.union(*others.values())) | _NOBODYS
+    doomed = _with_parents(before - wanted) - kept
+    if doomed:  # a map or list that is applied empty stays, with nothing in it
+        doomed -= _nodes(shape, config)
+    new = _without(shape, merge(shape, live, config), _tree(doomed))
     if new == live:
         return Applied(live, _holding({**others, manager: wanted}))
 
@@ -105,6 +109,19 @@ def after_update(
 def _holding(fields: Mapping[Manager, Fields]) -> Mapping[Manager, Fields]:
     """Only managers that own something."""
     return {who: paths for who, paths in fields.items() if paths}
+
+
+def fields_of(held: Managers) -> Mapping[Manager, Fields]:
+    """What everybody owns, without the times."""
+    return {who: owned.fields for who, owned in held.items()}
+
+
+def dated(fields: Mapping[Manager, Fields], held: Managers, now: str) -> Managers:
+    """Owners after a write: those whose fields are as before keep their time."""
+    return {
+        who: held[who] if who in held and held[who].fields == paths else Owned(paths, now)
+        for who, paths in fields.items()
+    }
 
 
 def owned_fields(shape: Shape, obj: Obj) -> Fields:
@@ -176,6 +193,12 @@ def repeated_items(shape: Shape, value: Any, where: str = "") -> list[str]:
     return problems
 
 
+@lru_cache(maxsize=65_536)
+def _field(name: str) -> str:
+    """FieldsV1 element of a map's key; cached, so that thousands of path sets share their strings."""
+    return f"f:{name}"
+
+
 def _leaves(shape: Shape, value: Any) -> dict[Path, Any]:
     found: dict[Path, Any] = {}
     _collect(shape, value, (), found)
@@ -185,7 +208,7 @@ def _leaves(shape: Shape, value: Any) -> dict[Path, Any]:
 def _collect(shape: Shape, value: Any, path: Path, found: dict[Path, Any]) -> None:
     if isinstance(value, dict) and value and shape.rule != "atomic":
         for name, part in value.items():
-            _collect(shape.child(name), part, (*path, f"f:{name}"), found)
+            _collect(shape.child(name), part, (*path, _field(name)), found)
     elif isinstance(value, list) and shape.rule in ("set", "map"):
         for item in value:
             here = (*path, item_key(shape, item))
@@ -194,6 +217,17 @@ def _collect(shape: Shape, value: Any, path: Path, found: dict[Path, Any]) -> No
                 _collect(shape.of_item(), item, here, found)
     else:
         found[path] = value
+
+
+def _nodes(shape: Shape, value: Any, path: Path = ()) -> Fields:
+    """Every map and every list of ``value`` that could have members."""
+    if shape.rule in ("set", "map") and isinstance(value, list):
+        parts = ((shape.of_item(), item, item_key(shape, item)) for item in value)
+    elif shape.rule == "granular" and isinstance(value, dict):
+        parts = ((shape.child(name), part, _field(name)) for name, part in value.items())
+    else:
+        return frozenset()
+    return frozenset({path}).union(*(_nodes(inner, part, (*path, step)) for inner, part, step in parts))
 
 
 def _changes(shape: Shape, live: Obj, new: Obj) -> tuple[Fields, Fields]:
@@ -233,7 +267,7 @@ def _without(shape: Shape, value: Any, doomed: dict[str, Any]) -> Any:
     if isinstance(value, dict):
         left = {}
         for name, part in value.items():
-            below = doomed.get(f"f:{name}", {})
+            below = doomed.get(_field(name), {})
             if "." not in below:
                 left[name] = _without(shape.child(name), part, below)
         return left

@@ -19,6 +19,8 @@ class PatchError(Exception):
 
 def json_patch(obj: Any, operations: Sequence[Obj]) -> Any:
     """Apply the operations in order; the first that fails (a ``test``, an absent path) raises PatchError."""
+    if not isinstance(operations, list) or not all(isinstance(each, dict) for each in operations):
+        raise PatchError("a JSON patch is a list of operations")
     for operation in operations:
         obj = _operate(obj, operation)
     return obj
@@ -74,14 +76,14 @@ def _strategic_list(shape: Shape, live: list[Any], patch: list[Any]) -> list[Any
 
 def _operate(obj: Any, operation: Obj) -> Any:
     verb, path = operation.get("op"), operation.get("path")
-    if not isinstance(path, str):
+    if path is None:
         raise PatchError(f"operation without a path: {operation}")
     match verb:
         case "add":
-            return _put(obj, _tokens(path), operation["value"], insert=True)
+            return _put(obj, _tokens(path), _part(operation, "value"), insert=True)
         case "replace":
             _read(obj, path)
-            return _put(obj, _tokens(path), operation["value"], insert=False)
+            return _put(obj, _tokens(path), _part(operation, "value"), insert=False)
         case "remove":
             _read(obj, path)
             return _cut(obj, _tokens(path))
@@ -90,17 +92,24 @@ def _operate(obj: Any, operation: Obj) -> Any:
                 raise PatchError(f"testing value {path} failed")
             return obj
         case "copy":
-            return _put(obj, _tokens(path), _read(obj, operation["from"]), insert=True)
+            return _put(obj, _tokens(path), _read(obj, _part(operation, "from")), insert=True)
         case "move":
-            value = _read(obj, operation["from"])
-            return _put(_cut(obj, _tokens(operation["from"])), _tokens(path), value, insert=True)
+            source = _part(operation, "from")
+            value = _read(obj, source)
+            return _put(_cut(obj, _tokens(source)), _tokens(path), value, insert=True)
     raise PatchError(f"unknown operation {verb!r}")
 
 
-def _tokens(path: str) -> list[str]:
+def _part(operation: Obj, name: str) -> Any:
+    if name not in operation:
+        raise PatchError(f"operation without {name!r}: {operation}")
+    return operation[name]
+
+
+def _tokens(path: Any) -> list[str]:
     if path == "":
         return []
-    if not path.startswith("/"):
+    if not isinstance(path, str) or not path.startswith("/"):
         raise PatchError(f"path {path!r} does not start with /")
     return [part.replace("~1", "/").replace("~0", "~") for part in path[1:].split("/")]
 

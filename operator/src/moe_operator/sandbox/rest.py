@@ -91,8 +91,8 @@ class RestServer:
         documents = {
             "/version": lambda: discovery.VERSION,
             "/api": discovery.core_versions,
-            "/apis": lambda: discovery.group_list(self._api.resources()),
-            "/openapi/v3": lambda: discovery.openapi_index(self._api.resources()),
+            "/apis": lambda: discovery.group_list(self._api.catalogue),
+            "/openapi/v3": lambda: discovery.openapi_index(self._api.catalogue),
         }
         for path, document in documents.items():
             router.add_get(prefix + path, _static(document))
@@ -171,7 +171,7 @@ class RestServer:
     async def _get(self, request: web.Request) -> web.StreamResponse:
         """Documents of discovery, else a resource."""
         parts = request.match_info["page"].strip("/").split("/")
-        resources = self._api.resources()
+        resources = self._api.catalogue
         found: Obj | None = None
         match parts:
             case ["openapi", "v3", *rest]:
@@ -193,7 +193,7 @@ class RestServer:
         depth = 2 if parts[0] == "api" else 3
         if len(parts) <= depth or request.method == "HEAD":
             raise errors.no_such_resource()
-        target = target_of(self._api.resources(), "/".join(parts[1:depth]), parts[depth:])
+        target = target_of(self._api.catalogue, "/".join(parts[1:depth]), parts[depth:])
         watching = request.method == "GET" and request.query.get("watch") in ("1", "true")
         self._authorize(request, target, watching=watching)
         if request.query.get("dryRun"):

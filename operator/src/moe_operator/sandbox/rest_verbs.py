@@ -163,7 +163,7 @@ class Verbs:
     def _field_warnings(self, request: web.Request, target: Target, obj: Obj) -> Mapping[str, str]:
         """Unknown fields as the ``fieldValidation`` of the request wants them: ApiError 400, or a header."""
         mode = request.query.get("fieldValidation") or "Warn"
-        unknown = [] if mode == "Ignore" else self._api.unknown_fields(target.resource.kind, obj)
+        unknown = [] if mode == "Ignore" else self._api.gate.unknown_fields(target.resource, obj)
         texts = [f'unknown field "{field}"' for field in unknown]
         if texts and mode == "Strict":
             raise errors.bad_request(f"strict decoding error: {', '.join(texts)}")

@@ -1,4 +1,4 @@
-from e2e.cluster.host_network import leftover_bridges, policy, rule_removals
+from e2e.cluster.leftovers import leftover_bridges, mount_points, policy, rule_removals
 
 # What dockerd 20.10 leaves after kill -9 with one kind network, among rules of somebody else.
 SAVED = """\
@@ -69,3 +69,23 @@ def test_the_policy_is_the_filter_tables() -> None:
     assert policy(SAVED, "FORWARD") == "DROP"
     assert policy(SAVED, "INPUT") == "ACCEPT"
     assert policy("", "FORWARD") == "ACCEPT"
+
+
+ROOT = "23 1 254:0 / / rw,relatime - ext4 /dev/vda rw"
+SELF = "90 23 254:0 /var/lib/docker /var/lib/docker rw,relatime - ext4 /dev/vda rw"
+DISK = "90 23 254:16 / /var/lib/docker rw,relatime - ext4 /dev/vdb rw"
+LAYER = "91 90 0:50 / /var/lib/docker/overlay2/5d95/merged rw - overlay overlay rw"
+NAMESPACE = "92 30 0:4 net:[4026532193] /run/docker/netns/645f rw - nsfs nsfs rw"
+OTHER = "93 23 254:0 /var/lib/dockershim /var/lib/dockershim rw - ext4 /dev/vda rw"
+
+
+def test_dockers_mounts_are_undone_from_the_inside_out() -> None:
+    assert mount_points("\n".join([ROOT, SELF, LAYER, NAMESPACE, OTHER])) == [
+        "/run/docker/netns/645f",
+        "/var/lib/docker/overlay2/5d95/merged",
+        "/var/lib/docker",
+    ]
+
+
+def test_a_disk_mounted_for_docker_stays() -> None:
+    assert mount_points("\n".join([ROOT, DISK, LAYER])) == ["/var/lib/docker/overlay2/5d95/merged"]
