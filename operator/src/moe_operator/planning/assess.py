@@ -68,22 +68,22 @@ def assess(layout: Layout, checkpoint: Checkpoint, request: Request, judges: Jud
     ranges = partition(len(checkpoint.order), layout.pipeline)
     drafting = request.draft_tokens > 0
     weights = stage_weights(checkpoint, layout, ranges, request.redundant_experts, drafting)
+    in_flight = batched_tokens(request)
+    caches = [stage_cache(checkpoint, layout, layers, request, in_flight) for layers in ranges]
     base = Assessment(
         layout,
         "Refused" if broken else "Fits",
-        speed=speed(checkpoint, layout, request, weights),
+        speed=speed(checkpoint, layout, request, weights, caches),
         refusals=broken,
         cautions=cautions,
         max_model_len=request.max_model_len or checkpoint.max_positions or None,
     )
     if not request.gpu_memory_bytes:
         return base
-    stages, caches = [], []
-    for number, (layers, rows) in enumerate(zip(ranges, weights, strict=True)):
-        stages.append(
-            _stage(number, layers, rows, overhead_rows(checkpoint, layout, layers, request), request)
-        )
-        caches.append(stage_cache(checkpoint, layout, layers, request, batched_tokens(request)))
+    stages = [
+        _stage(number, layers, rows, overhead_rows(checkpoint, layout, layers, request), request)
+        for number, (layers, rows) in enumerate(zip(ranges, weights, strict=True))
+    ]
     return _judged(base, checkpoint, request, Ranks(stages, caches))
 
 

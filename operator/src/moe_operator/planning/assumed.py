@@ -28,8 +28,10 @@ class Assumed:
     """Activations of a step, in units of tokens × hidden × 2 bytes (aiconfigurator 0.12 memory.py)."""
     workspace_bytes: int = 1_717_986_918
     """Workspaces of fused MoE kernels outside the pool: 1.6 GiB (perf-changelog of B200 TP8·PP2)."""
-    sequences: int = 64
-    """Sequences per data-parallel rank that a decode step is estimated with when maxNumSeqs is open."""
+    sequences_per_gpu: int = 8
+    """Requests in flight, over all GPUs, that layouts are compared at."""
+    compared_tokens: int = 2048
+    """Tokens that each of them has in the cache."""
     fabric_bytes_per_second: float = 50e9
     """Network per GPU: one 400 Gbit/s port."""
     fabric_latency_seconds: float = 12e-6

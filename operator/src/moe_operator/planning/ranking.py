@@ -3,7 +3,7 @@
 1. verdict: Fits before Tight before Refused, with KV cache for the wanted requests;
 2. communication hides behind memory: the bytes of a decode step take no longer to send than its weights
    take to read;
-3. time of a bandwidth-bound decode step, reading and sending together, in steps of 10 %;
+3. time of a bandwidth-bound decode step, reading and sending together, in steps of 15 % above the best;
 4. fewer nodes; then expert parallelism (no kernel padding, no quantization blocks cut), no decode-context
    parallelism, wider tensor parallelism.
 
@@ -23,13 +23,15 @@ from moe_operator.planning.layouts import family
 from moe_operator.planning.plan import Assessment
 
 VERDICTS = ("Fits", "Tight", "Refused")
-STEP = log(1.1)
+STEP = log(1.15)
 MEMORY_CODES = frozenset({"WEIGHTS_EXCEED_MEMORY", "NO_KV_MEMORY", "KV_CACHE_TOO_SMALL"})
 
 
 def ranked(assessments: Iterable[Assessment]) -> list[Assessment]:
     """Best first; the best of every family before the rest."""
-    ordered = sorted(assessments, key=_key)
+    every = list(assessments)
+    best = min((_seconds(a) for a in every if a.verdict != "Refused"), default=inf)
+    ordered = sorted(every, key=lambda assessment: _key(assessment, best))
     plain = {a.layout: a.verdict for a in ordered if a.layout.decode_context == 1}
     seen: set[tuple[bool, ...]] = set()
     first: list[Assessment] = []
@@ -47,15 +49,19 @@ def _verdict(assessment: Assessment) -> int:
     return VERDICTS.index(assessment.verdict)
 
 
-def _key(assessment: Assessment) -> tuple[float, ...]:
-    layout, speed = assessment.layout, assessment.speed
+def _seconds(assessment: Assessment) -> float:
+    speed = assessment.speed
+    return speed.communication_seconds + speed.step_seconds if speed else inf
+
+
+def _key(assessment: Assessment, best: float) -> tuple[float, ...]:
+    layout, speed, seconds = assessment.layout, assessment.speed, _seconds(assessment)
     hidden = bool(speed and speed.communication_seconds <= speed.step_seconds)
-    seconds = speed.communication_seconds + speed.step_seconds if speed else inf
     return (
         _verdict(assessment),
         _shortfall(assessment),
         not hidden,
-        round(log(seconds) / STEP) if speed else inf,
+        max(0, int(log(seconds / best) / STEP)) if speed and best < inf else inf,
         layout.nodes,
         not layout.expert,
         layout.decode_context,

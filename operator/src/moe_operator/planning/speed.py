@@ -1,9 +1,10 @@
 """What a decode step costs at least, to rank layouts: weights read from memory, bytes over links and network.
 
-The model is a roofline without compute. A step of ``sequences`` per data-parallel rank
+The model is a roofline without compute. All layouts decode the same number of requests, which spread over
+data-parallel ranks and over the stages of a pipeline. A step of all of them
 
-- reads on every rank its dense weights and the touched share of its experts (1 − (1 − k/E)^tokens); the
-  stages of a pipeline do so one after the other;
+- reads on every rank its dense weights, the touched share of its experts (1 − (1 − k/E)^tokens) and the
+  cache of its requests; a pipeline does so stage by stage for every batch that is in flight;
 - all-reduces hidden states twice per layer inside a tensor-parallel group (ring: 2(n−1)/n of the bytes);
 - sends every token to its experts and back when experts lie on other data-parallel ranks;
 - passes hidden states on between stages.
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 
 from moe_operator.checkpoint.model import Checkpoint
 from moe_operator.hardware.catalogue import Gpu
+from moe_operator.planning.kv_cache import StageCache
 from moe_operator.planning.plan import Layout, Request, Speed
 from moe_operator.planning.rank_weights import touched_bytes
 
@@ -25,13 +27,21 @@ COLLECTIVES_PER_LAYER = 2  # after attention, after the MLP (Megatron-LM)
 SOME_GPU = Gpu("some GPU", 0)
 
 
-def speed(checkpoint: Checkpoint, layout: Layout, request: Request, stages: Sequence[Counter[str]]) -> Speed:
-    """``stages``: weight rows of every stage's fullest rank."""
-    gpu = request.gpu or SOME_GPU
+def speed(
+    checkpoint: Checkpoint,
+    layout: Layout,
+    request: Request,
+    stages: Sequence[Counter[str]],
+    caches: Sequence[StageCache],
+) -> Speed:
+    """``stages``: weight rows of every stage's fullest rank; ``caches``: what a request takes there."""
+    gpu, assumed = request.gpu or SOME_GPU, request.assumed
     bandwidth = gpu.memory_gb_per_second * 1e9
-    sequences = request.max_num_seqs or request.assumed.sequences
-    full = _read_seconds(stages, _touched(checkpoint, sequences * layout.data), bandwidth)
-    alone = _read_seconds(stages, _touched(checkpoint, 1), bandwidth)
+    in_flight = assumed.sequences_per_gpu * layout.gpus / layout.pipeline
+    sequences = in_flight / layout.data
+    cached = sum(cache.request_bytes(assumed.compared_tokens) for cache in caches) / bandwidth
+    full = _read_seconds(stages, _touched(checkpoint, in_flight), bandwidth) + sequences * cached
+    alone = _read_seconds(stages, _touched(checkpoint, 1), bandwidth) + cached
     domain = request.domain_gpus or layout.gpus_per_node
     return Speed(
         communication_seconds=_communication(checkpoint, layout, request, gpu, sequences),
@@ -45,15 +55,16 @@ def _read_seconds(stages: Sequence[Counter[str]], share: float, bandwidth: float
     return sum(touched_bytes(rows, share) for rows in stages) / bandwidth
 
 
-def _touched(checkpoint: Checkpoint, tokens: int) -> float:
+def _touched(checkpoint: Checkpoint, tokens: float) -> float:
     """Expected share of routed experts that ``tokens`` reach."""
     if not checkpoint.is_moe:
         return 1.0
-    return 1 - (1 - checkpoint.experts_per_token / checkpoint.routed_experts) ** tokens
+    missed: float = (1 - checkpoint.experts_per_token / checkpoint.routed_experts) ** tokens
+    return 1 - missed
 
 
 def _communication(
-    checkpoint: Checkpoint, layout: Layout, request: Request, gpu: Gpu, sequences: int
+    checkpoint: Checkpoint, layout: Layout, request: Request, gpu: Gpu, sequences: float
 ) -> float:
     assumed, layers = request.assumed, len(checkpoint.order)
     domain = request.domain_gpus or layout.gpus_per_node
@@ -77,7 +88,7 @@ def _communication(
     return seconds
 
 
-def _exchanged(checkpoint: Checkpoint, layout: Layout, sequences: int, ranks: int, domain: int) -> float:
+def _exchanged(checkpoint: Checkpoint, layout: Layout, sequences: float, ranks: int, domain: int) -> float:
     """Bytes that a rank sends one way in one MoE layer and that leave its NVLink domain, if any do."""
     remote = 1 - min(1.0, domain / ranks) if ranks > domain else 1.0
     if layout.expert:
