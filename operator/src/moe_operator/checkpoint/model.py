@@ -70,6 +70,7 @@ class Checkpoint:
     min_expert_partition: int = 0  # the engine pads a rank's share of an expert's inner dimension to this
     known: bool = True  # whether the architecture has a reader of its own
     assumptions: tuple[str, ...] = ()
+    contradiction: str = ""  # between config and index; "" = none
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
