@@ -114,7 +114,7 @@ def heads_divide(layout: Layout, checkpoint: Checkpoint, _: Request) -> Refusal 
     return Refusal(
         "HEADS_NOT_DIVISIBLE",
         f"Total number of attention heads ({heads}) must be divisible by tensor parallel size ({tensor}).",
-        f"tensor: {max(t for t in range(1, tensor) if heads % t == 0)}",
+        f"tensor: {narrower_tensor(layout, checkpoint)}",
     )
 
 
@@ -126,7 +126,18 @@ def kv_heads_divide(layout: Layout, checkpoint: Checkpoint, _: Request) -> Refus
     return Refusal(
         "KV_HEADS_NOT_DIVISIBLE",
         f"{heads} KV heads neither divide nor are divided by tensor parallel size {tensor}",
-        f"tensor: {max(t for t in range(1, tensor) if heads % t == 0 or t % heads == 0)}",
+        f"tensor: {narrower_tensor(layout, checkpoint)}",
+    )
+
+
+def narrower_tensor(layout: Layout, checkpoint: Checkpoint) -> int:
+    """The widest tensor parallelism below the layout's that splits heads and nodes evenly; at least 1."""
+    heads, kv_heads = checkpoint.attention_heads, checkpoint.kv_heads
+    narrower = range(layout.tensor - 1, 0, -1)
+    return next(
+        t
+        for t in narrower
+        if heads % t == 0 and (kv_heads % t == 0 or t % kv_heads == 0) and layout.gpus_per_node % t == 0
     )
 
 
