@@ -12,9 +12,14 @@ from typing import Any
 import yaml
 
 
+class _Plain(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
 def assert_golden(path: Path, value: Any) -> None:
     """``value`` is what the YAML file at ``path`` says; strings inside stay on one line each."""
-    text = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=10_000)
+    text = yaml.dump(value, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=10_000)
     if os.environ.get("UPDATE_GOLDEN"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

@@ -24,7 +24,7 @@ from .view import View
 MANAGER = "kubectl"
 SECONDS = 240.0  # for each thing that is waited for
 QUESTION = "What is a mixture of experts?"
-ANSWER_TOKENS = 40
+ANSWER_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +189,9 @@ async def _replace(stage: Stage, follower: Follower) -> None:
                 lambda v: movement.show(v.bars()),
             )
         told.stopwatch.part("old revision finishes its streams and goes")
-        await load.reach(max(wish.requests, len(load.tally.requests) + wish.clients))
+        await load.reach(wish.requests)
         told.tally = await load.finish()
+    told.stopwatch.part("the last streams end")
     told.left = await stage.note_pods()
     screen.say(f"revision {revision} serves, {told.tally.sent} requests went through", "green")
 

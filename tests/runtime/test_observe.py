@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from moe_operator.api.intent import Ack
@@ -160,6 +161,33 @@ async def test_every_pod_is_asked_what_was_wanted(bench: Bench) -> None:
     assert seen.stagers == {"a": StageProgress(phase="Pulling")}  # b said nothing
     assert seen.leaders == {"l0": LeaderProbe(healthy=True), "l1": LeaderProbe(healthy=True)}
     assert seen.gateways == (GatewayProbe("g", Ack(generation=7)),)
+
+
+def warning(uid: str, message: str, at: str, kind: str = "Warning") -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{uid}.{message}", "namespace": "default"},
+        "involvedObject": {"kind": "Pod", "uid": uid},
+        "type": kind,
+        "reason": "FailedMount",
+        "message": message,
+        "lastTimestamp": at,
+    }
+
+
+async def test_the_newest_warning_about_a_pod_that_waits_silently_is_brought_along(bench: Bench) -> None:
+    bench.world.add(deployment())
+    for event in (
+        warning("u1", "new", "2026-11-30T00:00:09Z"),
+        warning("u1", "old", "2026-11-30T00:00:01Z"),
+        warning("u1", "newer-but-normal", "2026-11-30T00:00:20Z", "Normal"),
+        warning("u2", "not-asked", "2026-11-30T00:00:09Z"),
+    ):
+        bench.world.add(event)
+    seen = await bench.see(Wants(complaints=frozenset({"u1", "u3"})))
+    assert seen.complaints == {"u1": "FailedMount: new"}
+    assert (await bench.see(Wants())).complaints == {}
 
 
 async def test_the_cluster_counts_everybodys_pods_and_promises(bench: Bench) -> None:

@@ -54,6 +54,7 @@ class SimulatedKubelet:
     manifests: dict[str, Manifest] = field(default_factory=dict)  # source → facts; absent = unreachable
     resolve_failures: dict[str, Obj] = field(default_factory=dict)  # source → its termination message
     stage_failures: dict[str, Obj] = field(default_factory=dict)  # node → termination message of its stager
+    altered: dict[str, Obj] = field(default_factory=dict)  # source → termination message of every stager
     crashes: dict[str, int] = field(default_factory=dict)  # image → exit code its engine ends with at once
     last_words: dict[str, str] = field(default_factory=dict)  # image → what it leaves when it ends
     wrong_models: dict[str, str] = field(default_factory=dict)  # image → id that its engine serves
@@ -122,8 +123,8 @@ class SimulatedKubelet:
             return
         staged = not has_stager or age >= STAGE_SECONDS
         init = [ended("stage", 0) if staged else running("stage")] if has_stager else []
-        if has_stager and staged and node in self.stage_failures:
-            failure = self.stage_failures[node]
+        failure = self._stage_failure(pod) if has_stager and staged else None
+        if failure:
             init = [ended("stage", failure["code"], json.dumps(failure))]
             self._write(pod, "Failed", [waiting("engine", "PodInitializing")], init)
         elif not staged:
@@ -136,6 +137,11 @@ class SimulatedKubelet:
             self._write(pod, "Pending", [stuck], init)
         else:
             self._run_engine(pod, pods, age, init)
+
+    def _stage_failure(self, pod: Obj) -> Obj | None:
+        args = pod["spec"]["initContainers"][0]["args"]
+        source = args[args.index("--source") + 1]
+        return self.stage_failures.get(pod["spec"]["nodeName"]) or self.altered.get(source)
 
     def _run_engine(self, pod: Obj, pods: list[Obj], age: float, init: list[Obj]) -> None:
         image, leader = pod["spec"]["containers"][0]["image"], label(pod, LABEL_RANK) == "0"

@@ -8,11 +8,10 @@ from typing import Any
 
 from moe_operator.api.intent import INTENT_KEY, Ack, HostState, Intent
 from moe_operator.api.manifest import StageProgress
-from moe_operator.api.names import LABEL_DEPLOYMENT, gateway_name
 from moe_operator.reconcile.snapshot import GatewayProbe, LeaderProbe, ResolverProbe
 from moe_operator.runtime.kube import CONFIG_MAP
 
-from tests.simulator.kubelet import SimulatedKubelet, label, ready
+from tests.simulator.kubelet import SimulatedKubelet, ready
 
 Obj = dict[str, Any]
 
@@ -61,7 +60,7 @@ class SimulatedProbes:
         """Engine pods to which a gateway pod sends new requests now."""
         intent = self.applied.get(gateway["metadata"]["uid"])
         colours = intent.colours if intent else ()
-        return {e.pod for c in colours if c.weight for e in c.endpoints}
+        return {e.pod for c in colours if c.weight for e in c.endpoints if not e.leaving}
 
     def _ready(self, ip: str) -> Obj | None:
         pod = self.kubelet.by_address(ip)
@@ -70,8 +69,8 @@ class SimulatedProbes:
     def _follow(self, pod: Obj) -> Intent | None:
         meta = pod["metadata"]
         if meta["name"] not in self.deaf:
-            name = gateway_name(label(pod, LABEL_DEPLOYMENT))
-            config_map = self.kubelet.api.get(CONFIG_MAP, meta["namespace"], name)
+            volume = next(v for v in pod["spec"]["volumes"] if v["name"] == "intent")
+            config_map = self.kubelet.api.get(CONFIG_MAP, meta["namespace"], volume["configMap"]["name"])
             fresh = Intent.model_validate_json(config_map["data"][INTENT_KEY])
             before = self.applied.get(meta["uid"])
             if before is None or fresh.generation > before.generation:

@@ -46,8 +46,8 @@ class Images(PolicyModel):
 
     operator: str = "moe-operator:latest"
     """Resolver, stager and gateway agent."""
-    envoy: str = "moe-operator:latest"
-    """Envoy; the operator's image brings it."""
+    envoy: str = "moe-operator-envoy:latest"
+    """Any image with `envoy` on its PATH and a numeric user."""
 
 
 class Preset(PolicyModel):

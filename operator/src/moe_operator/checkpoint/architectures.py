@@ -16,8 +16,9 @@ from typing import Any
 from moe_operator.checkpoint import attention as att
 from moe_operator.checkpoint import mlp
 from moe_operator.checkpoint.attention import Attention, norm
-from moe_operator.checkpoint.fields import per_layer, required, section, whole
+from moe_operator.checkpoint.fields import MAX_LAYERS, listed, per_layer, required, section, whole
 from moe_operator.checkpoint.precision import BF16
+from moe_operator.checkpoint.unreadable import UnreadableConfig
 from moe_operator.checkpoint.weights import Part, Shape, Split
 
 Config = Mapping[str, Any]
@@ -107,6 +108,7 @@ FAMILIES: Mapping[str, Family] = {
     "Step3p7FlashForCausalLM": Family(drafts=Drafts.SHARED),
 }  # fmt: skip
 NEMOTRON_LETTERS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
+MAX_COMPRESSION = 4096
 WINDOWED_TYPES = frozenset({"sliding_attention", "chunked_attention"})
 
 
@@ -122,13 +124,17 @@ def layer_shapes(config: Config, family: Family) -> list[LayerShape]:
 
 def block_kinds(config: Config) -> Sequence[str] | None:
     """Layers that hold one block each (Nemotron-H): mamba, attention, moe or mlp per layer."""
-    listed = config.get("layers_block_type")
-    if isinstance(listed, Sequence) and not isinstance(listed, str):
-        return [str(kind) for kind in listed]
-    pattern = config.get("hybrid_override_pattern")
-    if isinstance(pattern, str) and pattern:
-        return [NEMOTRON_LETTERS.get(letter, letter) for letter in pattern]
-    return None
+    return _blocks(config, "layers_block_type", "hybrid_override_pattern")
+
+
+def _blocks(config: Config, words: str, letters: str) -> Sequence[str] | None:
+    kinds = [str(kind) for kind in listed(config, words)]
+    pattern = config.get(letters)
+    if not kinds and isinstance(pattern, str):
+        kinds = [NEMOTRON_LETTERS.get(letter, letter) for letter in pattern]
+    if len(kinds) > MAX_LAYERS:
+        raise UnreadableConfig(f"config.json: {len(kinds)} layers, beyond {MAX_LAYERS}")
+    return kinds or None
 
 
 def draft_shapes(config: Config, family: Family) -> list[LayerShape]:
@@ -168,7 +174,7 @@ def has_experts(config: Config, index: int) -> bool:
     kinds = per_layer(config, "mlp_layer_types", layers) or per_layer(config, "moe_layer_freq", layers)
     if kinds is not None:
         return kinds[index] not in {"dense", 0}
-    if index < whole(config, "first_k_dense_replace") or index in (config.get("mlp_only_layers") or ()):
+    if index < whole(config, "first_k_dense_replace") or index in listed(config, "mlp_only_layers"):
         return False
     step = whole(config, "interleave_moe_layer_step", "decoder_sparse_step", default=1) or 1
     return (index + 1) % step == 0
@@ -178,15 +184,13 @@ def attention_of(config: Config, family: Family, index: int) -> Attention:
     """Which attention layer ``index`` has."""
     layers = whole(config, "num_hidden_layers")
     name = family.attention
-    if "linear_attn_config" in config:
-        numbers = section(config, "linear_attn_config").get("kda_layers") or ()
-        if index + 1 in numbers:
-            return att.delta(config, family.linear)
+    if index + 1 in listed(section(config, "linear_attn_config"), "kda_layers"):  # counted from 1
+        return att.delta(config, family.linear)
     ratios = per_layer(config, "compress_ratios", layers)
     if ratios is not None:
-        return att.compressed(config, name, int(ratios[index]))
-    kinds = per_layer(config, "layer_types", layers) or ()
-    kind = kinds[index] if kinds else ""
+        return att.compressed(config, name, compression(ratios[index]))
+    kinds = per_layer(config, "layer_types", layers)
+    kind = str(kinds[index]) if kinds else ""
     if kind == "linear_attention":
         return att.gated_delta(config, family.linear)
     if whole(config, "kv_lora_rank"):
@@ -199,6 +203,13 @@ def attention_of(config: Config, family: Family, index: int) -> Attention:
     return att.grouped_query(
         config, name, windowed=_is_windowed(config, kind, index), full=kind == "full_attention"
     )
+
+
+def compression(ratio: str | int) -> int:
+    """Tokens per entry of a compressed layer; 0 = it keeps its window only."""
+    if isinstance(ratio, str) or not 0 <= ratio <= MAX_COMPRESSION:
+        raise UnreadableConfig(f"config.json: compress_ratios holds {ratio!r}, not 0 to {MAX_COMPRESSION}")
+    return ratio
 
 
 def _is_windowed(config: Config, kind: str, index: int) -> bool:
@@ -228,11 +239,9 @@ def _single_block(config: Config, family: Family, kind: str) -> LayerShape:
 
 def _draft(config: Config, family: Family) -> LayerShape:
     hidden, vocabulary = required(config, "hidden_size"), required(config, "vocab_size")
-    kinds = config.get("mtp_layers_block_type")
-    if kinds is None and isinstance(config.get("mtp_hybrid_override_pattern"), str):
-        kinds = [NEMOTRON_LETTERS.get(letter, letter) for letter in config["mtp_hybrid_override_pattern"]]
+    kinds = _blocks(config, "mtp_layers_block_type", "mtp_hybrid_override_pattern")
     if kinds:
-        blocks = [_single_block(config, family, str(kind)) for kind in kinds]
+        blocks = [_single_block(config, family, kind) for kind in kinds]
         shapes = tuple(s for block in blocks for s in block.shapes)
         attention = next((b.attention for b in blocks if b.attention.caches), Attention(()))
     else:

@@ -15,6 +15,7 @@ from typing import Any
 from moe_operator.checkpoint.cache import StateCache, TokenCache
 from moe_operator.checkpoint.fields import required, section, whole
 from moe_operator.checkpoint.precision import BF16, FP32
+from moe_operator.checkpoint.unreadable import UnreadableConfig
 from moe_operator.checkpoint.weights import Part, Shape, Split
 
 Config = Mapping[str, Any]
@@ -63,6 +64,8 @@ def grouped_query(config: Config, name: str, windowed: bool = False, full: bool 
         or heads
     )  # fmt: skip
     width = whole(config, *(f"{k}head_dim" for k in kind), "head_dim") or hidden // heads
+    if width == 0:
+        raise UnreadableConfig(f"config.json: {heads} attention heads for a hidden size of {hidden}")
     value = whole(config, *(f"{k}v_head_dim" for k in kind), "v_head_dim") or width
     gate = 2 if config.get("attn_output_gate") else 1
     shapes = [

@@ -32,14 +32,27 @@ def required(config: Config, *names: str) -> int:
     return value
 
 
-def per_layer(config: Config, name: str, layers: int) -> Sequence[Any] | None:
+def per_layer(config: Config, name: str, layers: int) -> Sequence[str | int] | None:
     """A list with a value for every layer, or None when the field is absent or something else."""
     value = config.get(name)
-    if not isinstance(value, Sequence) or isinstance(value, str):
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         return None
     if len(value) < layers:
         raise UnreadableConfig(f"config.json: {name} has {len(value)} values for {layers} layers")
-    return value
+    return _plain(name, value)
+
+
+def listed(config: Config, name: str) -> Sequence[str | int]:
+    """A list of words or numbers; empty when the field is absent or something else."""
+    value = config.get(name)
+    return _plain(name, value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
+
+
+def _plain(name: str, values: Sequence[Any]) -> Sequence[str | int]:
+    odd = next((v for v in values if not isinstance(v, str | int)), None)
+    if odd is not None or None in values:
+        raise UnreadableConfig(f"config.json: {name} holds {odd!r}, neither a word nor a whole number")
+    return values
 
 
 def section(config: Config, name: str) -> Config:

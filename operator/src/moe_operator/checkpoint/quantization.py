@@ -15,6 +15,7 @@ from fnmatch import translate
 from typing import Any
 
 from moe_operator.checkpoint import precision as p
+from moe_operator.checkpoint.fields import whole
 from moe_operator.checkpoint.precision import BF16, Precision
 from moe_operator.checkpoint.unreadable import UnreadableConfig
 
@@ -103,7 +104,7 @@ def read_quantization(config: Config, inner: Config, side_file: Config | None = 
     declared = config.get("quantization_config") or inner.get("quantization_config")
     if not declared and side_file and isinstance(side_file.get("quantization"), Mapping):
         declared = {"quant_method": "modelopt", **side_file["quantization"]}
-    if not declared:
+    if declared is None or declared == {}:
         return Quantization()
     if not isinstance(declared, Mapping):
         raise UnreadableConfig("config.json: quantization_config is not an object")
@@ -116,13 +117,13 @@ def read_quantization(config: Config, inner: Config, side_file: Config | None = 
 
 
 def _ignored(declared: Config) -> Names:
-    listed: list[str] = []
+    names: list[str] = []
     for key in ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules"):
         value = declared.get(key) or ()
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise UnreadableConfig(f"quantization_config: {key} is not a list")
-        listed += [name for name in value if isinstance(name, str)]
-    return Names.of(listed)
+        names += [name for name in value if isinstance(name, str)]
+    return Names.of(names)
 
 
 def _fp8(method: str, declared: Config, inner: Config) -> Quantization:
@@ -155,7 +156,7 @@ def _compressed_tensors(method: str, declared: Config, _: Config) -> Quantizatio
 
 
 def _scheme_precision(weights: Config, form: str) -> Precision:
-    bits, group = int(weights.get("num_bits") or 0), int(weights.get("group_size") or 0)
+    bits, group = whole(weights, "num_bits"), _group(weights, "group_size")
     if weights.get("block_structure"):
         return p.fp8_block(*_pair(weights["block_structure"]))
     table: dict[tuple[str, int], Precision] = {
@@ -210,14 +211,21 @@ def _table(declared: Config) -> Mapping[str, Precision]:
 def _kv_fp8(declared: Config) -> bool:
     scheme = declared.get("kv_cache_scheme")
     bits = scheme.get("num_bits") if isinstance(scheme, Mapping) else None
-    return bits == 8 or declared.get("kv_cache_quant_algo") == "FP8"
+    return bool(bits == 8) or declared.get("kv_cache_quant_algo") == "FP8"
 
 
 def _weight_only(method: str, declared: Config, _: Config) -> Quantization:
-    bits = int(declared.get("bits") or declared.get("w_bit") or 4)
-    group = int(declared.get("group_size") or declared.get("q_group_size") or 128)
+    bits = whole(declared, "bits", "w_bit", default=4)
+    group = _group(declared, "group_size", "q_group_size", default=128)
     asymmetric = bool(declared.get("zero_point")) or declared.get("sym") is False
     return Quantization(method, p.grouped_int(bits, group, not asymmetric), ignored=_ignored(declared))
+
+
+def _group(declared: Config, *names: str, default: int = 0) -> int:
+    """Group size; -1 means one group per output channel."""
+    if any(declared.get(name) == -1 for name in names):
+        return 0
+    return whole(declared, *names, default=default)
 
 
 def _int8(method: str, declared: Config, _: Config) -> Quantization:

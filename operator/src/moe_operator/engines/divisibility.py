@@ -6,8 +6,6 @@ rule (vLLM 0.33.0, SGLang 0.5.23).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from moe_operator.checkpoint.model import Checkpoint
 from moe_operator.planning.plan import Layout, Refusal, Request
 
@@ -20,7 +18,7 @@ def heads_divide(layout: Layout, checkpoint: Checkpoint, _: Request) -> Refusal 
     return Refusal(
         "HEADS_NOT_DIVISIBLE",
         f"Total number of attention heads ({heads}) must be divisible by tensor parallel size ({tensor}).",
-        f"tensor: {_widest(tensor, lambda t: heads % t == 0)}",
+        f"tensor: {narrower_tensor(layout, checkpoint)}",
     )
 
 
@@ -31,8 +29,8 @@ def kv_heads_divide(layout: Layout, checkpoint: Checkpoint, _: Request) -> Refus
         return None
     return Refusal(
         "KV_HEADS_NOT_DIVISIBLE",
-        f"{heads} is not divisible by {tensor} (KV heads, tensor parallel size), nor the other way round",
-        f"tensor: {_widest(tensor, lambda t: heads % t == 0 or t % heads == 0)}",
+        f"{heads} KV heads neither divide nor are divided by tensor parallel size {tensor}",
+        f"tensor: {narrower_tensor(layout, checkpoint)}",
     )
 
 
@@ -44,7 +42,7 @@ def linear_heads_divide(layout: Layout, checkpoint: Checkpoint, _: Request) -> R
     return Refusal(
         "LINEAR_HEADS_NOT_DIVISIBLE",
         f"{heads} is not divisible by {tensor} (heads of the linear-attention layers, tensor parallel size)",
-        f"tensor: {_widest(tensor, lambda t: heads % t == 0)}",
+        f"tensor: {narrower_tensor(layout, checkpoint)}",
     )
 
 
@@ -143,5 +141,16 @@ def decode_context_has_copies(layout: Layout, checkpoint: Checkpoint, _: Request
     )
 
 
-def _widest(limit: int, holds: Callable[[int], bool]) -> int:
-    return max(t for t in range(1, limit) if holds(t))
+def narrower_tensor(layout: Layout, checkpoint: Checkpoint) -> int:
+    """The widest tensor parallelism below the layout's that splits heads and nodes evenly; at least 1."""
+    return next(t for t in range(layout.tensor - 1, 0, -1) if _splits_evenly(t, layout, checkpoint))
+
+
+def _splits_evenly(tensor: int, layout: Layout, checkpoint: Checkpoint) -> bool:
+    keys = checkpoint.kv_heads
+    return (
+        checkpoint.attention_heads % tensor == 0
+        and checkpoint.linear_heads % tensor == 0
+        and (keys % tensor == 0 or tensor % keys == 0)
+        and layout.gpus_per_node % tensor == 0
+    )

@@ -152,7 +152,8 @@ def _none_usable(need: Need, nodes: Sequence[GpuNode]) -> Refusal:
 def _no_domain_fits(need: Need, domains: Sequence[Domain], excluded: int) -> Refusal:
     ranked = sorted(domains, key=lambda d: (-len(d.free), d.name))
     rows = [f"{d.name or 'the cluster'} has {len(d.free)} of {d.total} free" for d in ranked]
-    missing = need.nodes - (len(ranked[0].free) if ranked else 0)
+    free = [len(d.free) for d in ranked]
+    missing = need.nodes - (max(free, default=0) if need.required else sum(free))
     skipped = f"; {excluded} node(s) cannot be used" if excluded else ""
     return Refusal(
         "InsufficientGPUs",

@@ -5,8 +5,6 @@ vLLM: vllm/v1/core/kv_cache_utils.py (check_enough_kv_cache_memory); SGLang: the
 
 from __future__ import annotations
 
-from math import ceil
-
 from moe_operator.planning.assumed import GIB
 from moe_operator.planning.plan import Layout, Refusal, Request, Stage
 
@@ -22,7 +20,7 @@ def weights_exceed(request: Request, stage: Stage, budget: int) -> Refusal:
         "WEIGHTS_EXCEED_MEMORY",
         f"{gib(stage.weight_bytes)} GiB of weights on every rank of stage {stage.number}, but the engine may "
         f"use {gib(budget)} GiB of a GPU: torch.OutOfMemoryError while loading",
-        f"{_more_gpus(stage.weight_bytes, budget)}, a smaller quantization, or wider expert parallelism",
+        "more nodes, a smaller quantization, or larger GPUs",
     )
 
 
@@ -65,7 +63,3 @@ def more_stages_than_layers(layout: Layout, layers: int) -> Refusal:
         f"pipeline parallel size {layout.pipeline} is larger than the number of layers ({layers})",
         f"parallelism.pipeline: {layers} or less",
     )
-
-
-def _more_gpus(weights: int, budget: int) -> str:
-    return f"about {ceil(weights / max(1, budget) * 10) / 10:g} times the GPUs" if budget else "larger GPUs"

@@ -8,6 +8,7 @@ user mends it in one edit. The answer depends on nothing but the request.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import ceil
 
 from moe_operator.checkpoint.cache import FP8_BYTES
@@ -17,8 +18,8 @@ from moe_operator.planning.assumed import GIB, TOLERANCE
 from moe_operator.planning.kv_cache import element_bytes
 from moe_operator.planning.layouts import candidates, propose, shape_refusals
 from moe_operator.planning.overhead import batched_tokens
-from moe_operator.planning.plan import Assessment, Layout, Plan, Request, Row
-from moe_operator.planning.ranking import ranked, why
+from moe_operator.planning.plan import Assessment, Layout, Pinned, Plan, Refusal, Request, Row
+from moe_operator.planning.ranking import MEMORY_CODES, ranked, why
 
 UNKNOWN_MODEL = "the source gives no facts about the model: heads, experts and sizes are not checked"
 NO_DOMAIN = "tensor parallelism may leave the NVLink domain (placement.policy: Preferred)"
@@ -34,31 +35,39 @@ def plan(request: Request, judges: Judges = NO_JUDGES) -> Plan:
     checkpoint = request.checkpoint
     if checkpoint is None:
         return _without_facts(request)
-    nodes = request.nodes or fewest_nodes(request, judges)
+    nodes = request.nodes or fewest_nodes(request, judges) or least_nodes(request)
     order = ranked(assess(layout, checkpoint, request, judges) for layout in candidates(request, nodes))
     if not order:
         order = [_misshapen(request, nodes, judges)]
-    return _answer(request, checkpoint, order)
+    return _answer(request, checkpoint, order, judges)
 
 
-def fewest_nodes(request: Request, judges: Judges = NO_JUDGES) -> int:
-    """The smallest number of nodes with a layout that fits; a lower bound when none is found.
+def fewest_nodes(request: Request, judges: Judges = NO_JUDGES) -> int | None:
+    """The smallest number of nodes with a layout that fits, or with a tight one where none nearby fits.
 
-    Tight layouts count when no number nearby has a better one.
+    None when no number up to ``PATIENCE`` beyond the lower bound will do.
     """
-    checkpoint, budget = request.checkpoint, budget_bytes(request)
-    if checkpoint is None or not budget:
+    checkpoint = request.checkpoint
+    if checkpoint is None or not request.gpu_memory_bytes:
         return 1
-    least = min(MAX_NODES, max(1, ceil(checkpoint.weight_bytes / (budget * request.gpus_per_node))))
     tight = None
-    for nodes in range(least, min(least + PATIENCE, MAX_NODES) + 1):
+    for nodes in range(least_nodes(request), min(least_nodes(request) + PATIENCE, MAX_NODES) + 1):
         verdicts = {
             assess(layout, checkpoint, request, judges).verdict for layout in candidates(request, nodes)
         }
         if "Fits" in verdicts:
             return nodes
         tight = tight or (nodes if "Tight" in verdicts else None)
-    return tight or least
+    return tight
+
+
+def least_nodes(request: Request) -> int:
+    """Fewer cannot hold the weights, however they are spread."""
+    budget = budget_bytes(request)
+    if request.checkpoint is None or not budget:
+        return 1
+    size = request.checkpoint.weight_bytes
+    return min(MAX_NODES, max(1, ceil(size / (budget * request.gpus_per_node))))
 
 
 def _without_facts(request: Request) -> Plan:
@@ -84,7 +93,7 @@ def _misshapen(request: Request, nodes: int, judges: Judges) -> Assessment:
     return Assessment(layout, "Refused", refusals=refusals)
 
 
-def _answer(request: Request, checkpoint: Checkpoint, order: list[Assessment]) -> Plan:
+def _answer(request: Request, checkpoint: Checkpoint, order: list[Assessment], judges: Judges) -> Plan:
     chosen = order[0]
     return Plan(
         layout=chosen.layout,
@@ -93,12 +102,28 @@ def _answer(request: Request, checkpoint: Checkpoint, order: list[Assessment]) -
         max_model_len=chosen.max_model_len,
         concurrency=chosen.max_concurrency,
         assumptions=tuple(_assumptions(request, checkpoint, chosen.layout)),
-        refusals=chosen.refusals,
+        refusals=_with_nodes(request, chosen, judges),
         cautions=chosen.cautions,
         chosen=chosen,
         alternatives=tuple(order[:SHOWN]),
         why=why(order),
         considered=len(order),
+    )
+
+
+def _with_nodes(request: Request, chosen: Assessment, judges: Judges) -> tuple[Refusal, ...]:
+    """Refusals for want of memory, with the number of nodes that would do."""
+    refusals, nodes = chosen.refusals, chosen.layout.nodes
+    if all(r.code not in MEMORY_CODES for r in refusals):
+        return refusals
+    enough = fewest_nodes(replace(request, nodes=None, pinned=Pinned()), judges)
+    if enough is None or enough <= nodes:
+        return refusals
+    return tuple(
+        replace(r, fix=f"nodes: {enough} or more; or {r.fix.removeprefix('more nodes, ')}")
+        if r.code in MEMORY_CODES
+        else r
+        for r in refusals
     )
 
 

@@ -47,7 +47,7 @@ def _groups(snapshot: Snapshot, draft: Draft) -> list[Group]:
     for pod in snapshot.pods:
         labels = pod["metadata"].get("labels") or {}
         if labels.get(LABEL_COMPONENT) == COMPONENT_ENGINE and LABEL_RANK in labels:
-            rank = rank_pod(pod)
+            rank = rank_pod(pod, snapshot.complaints.get(pod["metadata"].get("uid", ""), ""))
             pods.setdefault((rank.revision, rank.replica), []).append(rank)
     records = {(r.revision, r.replica): r for r in draft.status.groups}
     placed = {(p.revision, p.replica): len(p.ranks) for p in draft.status.placement}

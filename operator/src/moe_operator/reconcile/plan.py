@@ -112,7 +112,8 @@ def _progress(snapshot: Snapshot, spec: MoESpec) -> str:
 
 def _resolver_trouble(snapshot: Snapshot, job_name: str) -> Trouble | None:
     pods = [p for p in snapshot.pods if _belongs_to_job(p, job_name)]
-    troubles = (pod_trouble(p) for p in sorted(pods, key=lambda p: p["metadata"]["creationTimestamp"]))
+    oldest_first = sorted(pods, key=lambda p: p["metadata"]["creationTimestamp"])
+    troubles = (pod_trouble(p, snapshot.complaints.get(p["metadata"]["uid"], "")) for p in oldest_first)
     return next((t for t in reversed([t for t in troubles if t])), None)
 
 

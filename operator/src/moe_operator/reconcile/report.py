@@ -26,6 +26,7 @@ from moe_operator.reconcile.draft import Draft, Truth, Verdict
 from moe_operator.reconcile.gateway_acks import gateway_pods, rejections, serving_acks
 from moe_operator.reconcile.snapshot import Snapshot
 from moe_operator.rollout.groups import Group
+from moe_operator.rollout.rank_pod import pod_trouble
 
 LOOK_SECONDS = 1.0
 PENDING = Verdict("Unknown", Reason.PENDING)
@@ -81,7 +82,9 @@ def _gateway(snapshot: Snapshot, draft: Draft) -> Draft:
         return draft.say(kind, "False", Reason.GATEWAY_CONFIG_REJECTED, refused).wake(LOOK_SECONDS)
     if not acks:
         reason = Reason.GATEWAY_STARTING if snapshot.child("Deployment", name) else Reason.PENDING
-        return draft.say(kind, "False", reason, f"0 of {len(pods)} gateway pods are ready")
+        troubles = (pod_trouble(p, snapshot.complaints.get(p["metadata"]["uid"], "")) for p in pods)
+        why = next((f": {trouble.message}" for trouble in troubles if trouble), "")
+        return draft.say(kind, "False", reason, f"0 of {len(pods)} gateway pods are ready{why}")
     if acked < generation or any(p["kind"] == "ConfigMap" for p in draft.applies):
         said = f"configuration {generation} is on its way; the slowest gateway pod runs {acked}"
         return draft.say(kind, "False", Reason.GATEWAY_STARTING, said).wake(LOOK_SECONDS)

@@ -70,6 +70,7 @@ class Snapshot:
     children: Mapping[str, tuple[Obj, ...]] = field(default_factory=dict)  # kind → objects with the label
     namespace_terminating: bool = False
     cluster: Cluster | None = None
+    complaints: Mapping[str, str] = field(default_factory=dict)  # pod uid → what its kubelet warned of last
     resolver: ResolverProbe | None = None
     stagers: Mapping[str, StageProgress] = field(default_factory=dict)  # pod name → init stager's progress
     leaders: Mapping[str, LeaderProbe] = field(default_factory=dict)  # pod name → probe
@@ -112,6 +113,7 @@ class Wants:
     """Which IO the next decision needs beyond the children, computed from them (see ``wants.py``)."""
 
     cluster: bool = False
+    complaints: frozenset[str] = frozenset()  # uids of pods that wait without saying why
     resolver_pod_ip: str = ""
     stager_pods: Mapping[str, str] = field(default_factory=dict)  # pod name → IP
     leaders: Mapping[str, str] = field(default_factory=dict)  # pod name → IP: health and running requests

@@ -20,6 +20,7 @@ from moe_operator.reconcile.place import rollout_failed, unplaced
 from moe_operator.reconcile.plan import plan_step
 from moe_operator.reconcile.serve import served_name
 from moe_operator.reconcile.snapshot import Snapshot, Wants
+from moe_operator.rollout.rank_pod import waits_silently
 
 
 def wants(snapshot: Snapshot) -> Wants:
@@ -35,6 +36,7 @@ def wants(snapshot: Snapshot) -> Wants:
     ]
     return Wants(
         cluster=_must_place(draft),
+        complaints=frozenset(p["metadata"]["uid"] for p in snapshot.pods if waits_silently(p)),
         resolver_pod_ip=_resolver_ip(snapshot),
         stager_pods={
             p.name: p.ip for g in draft.groups for p in g.current if p.ip and not p.staged and not p.ended

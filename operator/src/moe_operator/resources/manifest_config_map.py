@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import zlib
 from typing import Any
 
 from moe_operator.api.manifest import Manifest
@@ -44,7 +45,11 @@ def manifest_of(config_map: Obj) -> Manifest:
     packed = (config_map.get("binaryData") or {}).get(KEY_COMPRESSED)
     if packed is None:
         raise ValueError(f"ConfigMap {config_map['metadata']['name']} holds no {KEY_PLAIN}")
-    return Manifest.model_validate_json(gzip.decompress(base64.b64decode(packed)))
+    try:
+        text = gzip.decompress(base64.b64decode(packed, validate=True))
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"ConfigMap {config_map['metadata']['name']}: {error}") from error
+    return Manifest.model_validate_json(text)
 
 
 def manifest_key(config_map: Obj) -> str:

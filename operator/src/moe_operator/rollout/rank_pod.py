@@ -72,8 +72,8 @@ class RankPod:
     trouble: Trouble | None
 
 
-def rank_pod(pod: Obj) -> RankPod:
-    """Read an engine pod."""
+def rank_pod(pod: Obj, complaint: str = "") -> RankPod:
+    """Read an engine pod; ``complaint`` as in :func:`pod_trouble`."""
     meta, status = pod["metadata"], pod.get("status") or {}
     labels = meta["labels"]
     engine = _container(status.get("containerStatuses"), "engine")
@@ -97,12 +97,30 @@ def rank_pod(pod: Obj) -> RankPod:
         grace_seconds=int(meta.get("deletionGracePeriodSeconds") or 0),
         ended=ended,
         rejected=ended and _is_rejection(status.get("reason", "")),
-        trouble=pod_trouble(pod),
+        trouble=pod_trouble(pod, complaint),
     )
 
 
-def pod_trouble(pod: Obj) -> Trouble | None:
-    """The first thing that keeps any pod from running, init containers first; None when nothing does."""
+def waits_silently(pod: Obj) -> bool:
+    """Whether a pod has its node and nothing in it has begun: then only Events say what it waits for."""
+    status = pod.get("status") or {}
+    states = [
+        container.get("state") or {}
+        for container in (
+            *(status.get("initContainerStatuses") or ()),
+            *(status.get("containerStatuses") or ()),
+        )
+    ]
+    begun = any({"running", "terminated"} & state.keys() for state in states)
+    bound = bool((pod.get("spec") or {}).get("nodeName"))
+    return bound and status.get("phase", "Pending") == "Pending" and not begun and pod_trouble(pod) is None
+
+
+def pod_trouble(pod: Obj, complaint: str = "") -> Trouble | None:
+    """The first thing that keeps any pod from running, init containers first; None when nothing does.
+
+    ``complaint``: what its kubelet says in Events, of a volume that cannot be mounted for example.
+    """
     status = pod.get("status") or {}
     statuses = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
     for container in statuses:
@@ -117,7 +135,7 @@ def pod_trouble(pod: Obj) -> Trouble | None:
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("status") == "False":
         return Trouble(Reason.POD_UNSCHEDULABLE, scheduled.get("message", "the scheduler gave no reason"))
-    return None
+    return Trouble(Reason.CONTAINER_CONFIG_ERROR, complaint) if complaint else None
 
 
 def _container_trouble(container: Obj) -> Trouble | None:

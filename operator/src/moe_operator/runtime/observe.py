@@ -8,7 +8,7 @@ LISTs and little else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -29,6 +29,7 @@ from moe_operator.runtime.kube import (
     CONFIG_MAP,
     CONTROLLER_REVISION,
     DEPLOYMENT,
+    EVENT,
     JOB,
     MOE_DEPLOYMENT,
     NAMESPACE,
@@ -127,8 +128,9 @@ class Observer:
 
     async def _with_answers(self, snapshot: Snapshot, wants: Wants) -> Snapshot:
         """The snapshot with what ``wants`` asked for; all questions at the same time."""
-        cluster, resolver, stagers, leaders, gateways = await _together(
+        cluster, complaints, resolver, stagers, leaders, gateways = await _together(
             self._cluster(snapshot.object) if wants.cluster else _nothing(),
+            self._complaints(snapshot.namespace, wants.complaints) if wants.complaints else _nothing(),
             self._probes.resolver(wants.resolver_pod_ip) if wants.resolver_pod_ip else _nothing(),
             _each({pod: self._probes.progress(ip) for pod, ip in wants.stager_pods.items()}),
             _each({pod: self._leader(pod, ip, wants) for pod, ip in wants.leaders.items()}),
@@ -143,6 +145,7 @@ class Observer:
             snapshot,
             now=self._now(),
             cluster=cluster,
+            complaints=complaints or {},
             resolver=resolver,
             stagers={pod: progress for pod, progress in stagers.items() if progress is not None},
             leaders=leaders,
@@ -161,6 +164,13 @@ class Observer:
             promised=promised_by_placements(deployments, pods, resource, self._policy),
         )
 
+    async def _complaints(self, namespace: str, uids: Collection[str]) -> dict[str, str]:
+        """The newest warning about each pod; Events are the only place where a kubelet names a volume."""
+        warnings = await self._list(EVENT, namespace, fields="involvedObject.kind=Pod,type=Warning")
+        oldest_first = sorted(warnings, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
+        said = {e["involvedObject"].get("uid", ""): f"{e['reason']}: {e['message']}" for e in oldest_first}
+        return {uid: words for uid, words in said.items() if uid in uids}
+
     def _leader(self, pod: str, ip: str, wants: Wants) -> Awaitable[LeaderProbe]:
         return self._probes.leader(ip, completion_of=wants.completions.get(pod, ""))
 
@@ -174,8 +184,10 @@ class Observer:
         phase = (found.get("status") or {}).get("phase")
         return phase == "Terminating" or bool(found["metadata"].get("deletionTimestamp"))
 
-    async def _list(self, kind: Kind, namespace: str | None = None, labels: str = "") -> tuple[Obj, ...]:
-        return (await self._kube.list(kind, namespace, labels=labels)).items
+    async def _list(
+        self, kind: Kind, namespace: str | None = None, labels: str = "", fields: str = ""
+    ) -> tuple[Obj, ...]:
+        return (await self._kube.list(kind, namespace, labels=labels, fields=fields)).items
 
 
 def _owner(obj: Obj) -> Mapping[str, Any]:

@@ -1,0 +1,38 @@
+# Every target makes what it needs first; the second run finds it there.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+VENV := .venv
+BIN := $(VENV)/bin
+MADE := $(VENV)/.made
+
+.PHONY: help setup demo test lint format generate lock clean
+
+help: ## show what there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
+
+setup: $(MADE) ## make .venv from requirements.lock
+
+$(MADE): requirements.lock pyproject.toml e2e/setup.sh
+	@bash e2e/setup.sh
+
+demo: $(MADE) ## serve a multi-node MoE on this machine and replace its revision under load (KEEP=1: leave it up)
+	@$(BIN)/python -m e2e.scenarios $(if $(KEEP),--keep)
+
+test: $(MADE) ## everything that is checked before a change goes in
+	@$(BIN)/python -m tests.tiers
+
+lint: $(MADE) ## style, types, layers, generated files
+	@$(BIN)/python -m tests.tiers lint
+
+format: $(MADE) ## put code into its canonical form
+	@$(BIN)/ruff check -q --fix . ; $(BIN)/ruff format -q .
+
+generate: $(MADE) ## rewrite the CRD, the API page, the chart's copies and manifests/install.yaml
+	@$(BIN)/python -m moe_operator.api.generate
+	@$(BIN)/python -m e2e.chart.generate
+
+lock: ## resolve pyproject.toml anew into requirements.lock
+	@uv pip compile -q --upgrade --universal --all-extras --generate-hashes --no-emit-index-url --no-header pyproject.toml -o requirements.lock
+
+clean: ## remove what make made here
+	@rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

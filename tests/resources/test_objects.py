@@ -1,0 +1,239 @@
+"""Every object that the operator applies, as a golden file each; a difference is reviewed like code."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pytest
+from moe_operator.api.intent import Colour, Endpoint, Intent
+from moe_operator.api.manifest import Manifest, ManifestFile
+from moe_operator.api.policy import CacheClass, Images, OperatorPolicy
+from moe_operator.api.spec import MoESpec
+from moe_operator.planning.plan import Layout
+from moe_operator.resources.engine_pod import RankSeat, engine_pod
+from moe_operator.resources.gateway import gateway_objects, intent_config_map
+from moe_operator.resources.group_service import group_service
+from moe_operator.resources.manifest_config_map import (
+    KEY_COMPRESSED,
+    KEY_PLAIN,
+    PLAIN_LIMIT,
+    manifest_config_map,
+    manifest_key,
+    manifest_of,
+)
+from moe_operator.resources.ownership import Owner
+from moe_operator.resources.resolver_job import resolver_job
+from moe_operator.resources.revision_record import revision_record
+from moe_operator.rollout.revision import Revision, recorded
+from moe_operator.sandbox.api import MemoryApi
+
+from tests.golden import assert_golden
+
+Obj = dict[str, Any]
+GOLDEN = Path(__file__).parent / "golden"
+OWNER = Owner("k3", "team", "uid-of-k3")
+POLICY = OperatorPolicy(
+    images=Images(operator="moe-operator:1", envoy="envoy:1"),
+    cache_classes={"nvme": CacheClass(root="/mnt/nvme", reserve_bytes=1 << 40)},
+)
+FILE = ManifestFile(path="model-00001-of-00001.safetensors", size=5, sha256="ab" * 32)
+MANIFEST = Manifest(source="hf://org/model@main", resolved="c0ffee", files=[FILE], config={"a": 1})
+EVERYTHING: Obj = {
+    "model": {"name": "served", "source": "pvc://claim/dir", "credentialsRef": {"name": "hf"}},
+    "engine": {
+        "type": "vLLM",
+        "image": "vllm:1",
+        "imagePullPolicy": "Always",
+        "imagePullSecrets": [{"name": "pull"}],
+        "env": [
+            {"name": "HF_HUB_OFFLINE", "value": "0"},
+            {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+        ],
+    },
+    "accelerators": {
+        "product": "NVIDIA-H20",
+        "nodes": 2,
+        "gpusPerNode": 8,
+        "extraResources": {"rdma/ib": "1"},
+        "claims": [{"name": "imex", "resourceClaimTemplateName": "imex-channel"}],
+    },
+    "placement": {
+        "tolerations": [{"key": "team", "operator": "Exists"}],
+        "priorityClassName": "high",
+        "schedulerName": "own",
+        "runtimeClassName": "nvidia",
+    },
+    "resources": {"cpu": "64", "memory": "512Gi", "ephemeralStorage": "100Gi", "sharedMemory": "32Gi"},
+    "network": {
+        "hostNetwork": True,
+        "interface": "bond0",
+        "rdma": {"hcas": ["mlx5_0", "mlx5_1"], "gidIndex": 3},
+    },
+    "startup": {"timeoutSeconds": 600},
+    "pod": {
+        "labels": {"team": "a", "moe-operator.io/rank": "9"},
+        "annotations": {"note": "x"},
+        "serviceAccountName": "engines",
+        "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+        "volumes": [{"name": "scratch", "emptyDir": {}}],
+        "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
+        "initContainers": [{"name": "tune", "image": "tune:1", "command": ["tune"]}],
+        "sidecars": [{"name": "logs", "image": "logs:1"}],
+    },
+    "rollout": {"drainSeconds": 120},
+    "gateway": {
+        "replicas": 3,
+        "service": {"type": "LoadBalancer", "port": 443, "annotations": {"lb": "internal"}},
+    },
+}
+PLAIN: Obj = {
+    "model": {"source": "hf://org/model@main"},
+    "engine": {"type": "vLLM", "image": "vllm:1"},
+    "accelerators": {"product": "NVIDIA-H20", "nodes": 2, "gpusPerNode": 8},
+}
+
+
+def spec(content: Obj) -> MoESpec:
+    return MoESpec.model_validate(content)
+
+
+def revision(content: Obj, view: str = "v" * 8) -> Revision:
+    manifest = "k3-manifest" if view else ""
+    return Revision("abcd1234", spec(content), Layout(8, 1, 2, True, 2, 8), view, manifest, 1)
+
+
+def pod(content: Obj, rank: int, view: str = "v" * 8) -> Obj:
+    key = KEY_PLAIN if view else ""
+    seat = RankSeat(0, rank, f"node-{rank}", 4)
+    return engine_pod(OWNER, revision(content, view), seat, POLICY, "served", key)
+
+
+INTENT = Intent(
+    generation=3,
+    model="k3",
+    colours=[
+        Colour(revision="abcd1234", weight=100, endpoints=[Endpoint(address="10.0.0.1", port=8000, pod="p")])
+    ],
+)
+GATEWAY = {o["kind"]: o for o in gateway_objects(OWNER, spec(PLAIN), POLICY)}
+CACHE = POLICY.cache_classes["nvme"]
+
+
+def job(**model: Any) -> Obj:
+    content = spec({**PLAIN, "model": {**PLAIN["model"], **model}})
+    return resolver_job(OWNER, "k3-resolve-1", content.model, CACHE, "moe-operator:1")
+
+
+OBJECTS: dict[str, Obj] = {
+    "engine-pod-leader": pod(PLAIN, 0),
+    "engine-pod-worker": pod(PLAIN, 1),
+    "engine-pod-with-everything": pod(EVERYTHING, 0),
+    "engine-pod-without-files": pod({**PLAIN, "model": {"source": "none"}}, 0, view=""),
+    "group-service": group_service(OWNER, "abcd1234", 0),
+    "gateway-service-account": GATEWAY["ServiceAccount"],
+    "gateway-role": GATEWAY["Role"],
+    "gateway-role-binding": GATEWAY["RoleBinding"],
+    "gateway-deployment": GATEWAY["Deployment"],
+    "gateway-service": GATEWAY["Service"],
+    "gateway-service-with-everything": gateway_objects(OWNER, spec(EVERYTHING), POLICY)[-1],
+    "gateway-intent": intent_config_map(OWNER, INTENT),
+    "resolver-job": job(),
+    "resolver-job-with-credentials": job(credentialsRef={"name": "hf"}, trustRemoteCode=True),
+    "resolver-job-of-a-claim": job(source="pvc://claim/some/dir"),
+    "resolver-job-of-a-node-path": job(source="node://models/k3"),
+    "manifest": manifest_config_map(OWNER, "k3-manifest-1", MANIFEST),
+    "revision-record": revision_record(OWNER, revision(PLAIN), 7),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_the_object_is_this_one(name: str) -> None:
+    assert_golden(GOLDEN / f"{name}.yaml", OBJECTS[name])
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_the_api_server_takes_it_and_applying_it_twice_changes_nothing(name: str) -> None:
+    api = MemoryApi(auto_collect=False)  # the owner is only a name here
+    api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}})
+    first = api.apply(OBJECTS[name], manager="moe-operator")
+    again = api.apply(OBJECTS[name], manager="moe-operator")
+    assert first["metadata"]["resourceVersion"] == again["metadata"]["resourceVersion"]
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_every_child_is_owned_and_labelled(name: str) -> None:
+    meta = OBJECTS[name]["metadata"]
+    [owner] = meta["ownerReferences"]
+    assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == ("uid-of-k3", True, True)
+    assert meta["labels"]["moe-operator.io/deployment"] == "k3"
+    assert meta["namespace"] == "team"
+
+
+def test_a_users_label_never_wins_over_ours() -> None:
+    assert pod(EVERYTHING, 0)["metadata"]["labels"]["moe-operator.io/rank"] == "0"
+
+
+def test_a_users_variable_wins_over_ours() -> None:
+    env = pod(EVERYTHING, 0)["spec"]["containers"][0]["env"]
+    assert [v["value"] for v in env if v["name"] == "HF_HUB_OFFLINE"] == ["0"]
+
+
+def test_an_engine_outlives_its_drain() -> None:
+    assert pod(EVERYTHING, 0)["spec"]["terminationGracePeriodSeconds"] > 120
+
+
+def test_startup_probes_give_the_engine_more_time_than_it_gives_itself() -> None:
+    probe = pod(EVERYTHING, 0)["spec"]["containers"][0]["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] > 600
+
+
+def test_no_pod_of_ours_can_write_the_nodes_store_but_the_stager() -> None:
+    containers = pod(PLAIN, 0)["spec"]
+    store = [m for c in containers["containers"] for m in c["volumeMounts"] if m["name"] == "store"]
+    assert [m["readOnly"] for m in store] == [True]
+
+
+# The manifest's ConfigMap
+
+
+def large() -> Manifest:
+    files = [
+        ManifestFile(path=f"model-{i:05d}.safetensors", size=i, sha256=f"{i:064x}")
+        for i in range(PLAIN_LIMIT // 100)
+    ]
+    return MANIFEST.model_copy(update={"files": files})
+
+
+@pytest.mark.parametrize(("manifest", "key"), [(MANIFEST, KEY_PLAIN), (large(), KEY_COMPRESSED)])
+def test_a_manifest_comes_back_as_it_was_kept(manifest: Manifest, key: str) -> None:
+    kept = manifest_config_map(OWNER, "m", manifest)
+    assert manifest_of(kept) == manifest and manifest_key(kept) == key
+    assert manifest_config_map(OWNER, "m", manifest) == kept, "the same facts, the same bytes"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"data": {"other": "x"}},
+        {"data": {KEY_PLAIN: "{"}},
+        {"data": {KEY_PLAIN: "{}"}},
+        {"binaryData": {KEY_COMPRESSED: "not base64!"}},
+        {"binaryData": {KEY_COMPRESSED: base64.b64encode(b"not gzip").decode()}},
+        {"binaryData": {KEY_COMPRESSED: base64.b64encode(gzip.compress(b"{")).decode()}},
+        {"binaryData": {KEY_COMPRESSED: base64.b64encode(gzip.compress(b"{}")[:-4]).decode()}},
+        {"binaryData": {KEY_COMPRESSED: base64.b64encode(gzip.compress(b"{}")[:12] + b"xxxxxxx").decode()}},
+    ],
+)
+def test_something_else_in_its_place_is_a_value_error(body: Obj) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        manifest_of({"metadata": {"name": "m"}, **body})
+
+
+def test_a_revision_comes_back_from_its_record() -> None:
+    for content in (PLAIN, EVERYTHING):
+        kept = revision_record(OWNER, revision(content), 1)
+        assert recorded([kept]) == {"abcd1234": revision(content)}
