@@ -28,6 +28,7 @@ class Drafts(Enum):
     """What a checkpoint stores for multi-token prediction."""
 
     NONE = "nothing"
+    ELSEWHERE = "nothing: the drafter is a repository of its own, but it has a cache"
     SHARED = "a layer per module"
     OWN = "a layer per module, with an embedding and a head of its own"
 
@@ -87,8 +88,10 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "MiMoV2FlashForCausalLM": Family(),
     "MiniMaxM2ForCausalLM": MINIMAX,
-    "MiniMaxM3ForCausalLM": MINIMAX,
-    "MiniMaxM3SparseForConditionalGeneration": replace(MINIMAX, prefix="language_model.model.layers"),
+    "MiniMaxM3ForCausalLM": replace(MINIMAX, drafts=Drafts.ELSEWHERE),
+    "MiniMaxM3SparseForConditionalGeneration": replace(
+        MINIMAX, prefix="language_model.model.layers", drafts=Drafts.ELSEWHERE
+    ),
     "MixtralForCausalLM": MINIMAX,
     "NemotronHForCausalLM": Family(
         prefix="backbone.layers", attention="mixer", linear="mixer", moe="mixer",
@@ -139,9 +142,11 @@ def _blocks(config: Config, words: str, letters: str) -> Sequence[str] | None:
 
 def draft_shapes(config: Config, family: Family) -> list[LayerShape]:
     """The MTP layers that the checkpoint stores."""
-    count = whole(config, "num_nextn_predict_layers", "mtp_num_hidden_layers")
+    count = whole(config, "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
     if family.drafts is Drafts.NONE:
         return []
+    if family.drafts is Drafts.ELSEWHERE:
+        return [LayerShape((), _draft_attention(config, family)) for _ in range(count)]
     return [_draft(config, family) for _ in range(count)]
 
 

@@ -27,12 +27,17 @@ OVERLAPPED_RATIO = 4  # DeepSeek-V4's lightly compressed layers overlap windows 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """One layer's attention. ``absorbed_bytes``: bf16 copies of kv_b that MLA backends make after load."""
+    """One layer's attention.
+
+    ``absorbed_bytes``: bf16 copies of kv_b that MLA backends make after loading. ``unpacked_bytes``: what
+    SGLang adds by keeping DeepSeek-V4's wo_a in bf16.
+    """
 
     shapes: tuple[Shape, ...]
     caches: tuple[TokenCache, ...] = ()
     state: StateCache | None = None
     absorbed_bytes: int = 0
+    unpacked_bytes: int = 0
 
 
 def attn(name: str, out: int, into: int, split: Split = Split.TENSOR, fixed: bool = False) -> Shape:
@@ -166,7 +171,7 @@ def compressed(config: Config, name: str, ratio: int) -> Attention:
             Shape(f"{name}.indexer.weights_proj", index_heads, hidden, Part.INDEXER, Split.WHOLE, fixed=BF16),
         ]
         caches.append(TokenCache(0, 0, fixed=INDEX_ENTRY_BYTES, tokens_per_entry=ratio))
-    return Attention(tuple(shapes), tuple(caches))
+    return Attention(tuple(shapes), tuple(caches), unpacked_bytes=out_rank * heads * width)
 
 
 def _compressor(name: str, hidden: int, width: int) -> list[Shape]:

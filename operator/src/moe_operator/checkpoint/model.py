@@ -20,6 +20,7 @@ class Layer:
     caches: tuple[TokenCache, ...] = ()
     state: StateCache | None = None
     absorbed_bytes: int = 0  # bf16 copies of MLA's kv_b that engines make after loading, all ranks together
+    unpacked_bytes: int = 0  # more that SGLang makes of DeepSeek-V4's wo_a, all ranks together
 
     @cached_property
     def nbytes(self) -> int:

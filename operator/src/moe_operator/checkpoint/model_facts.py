@@ -146,7 +146,8 @@ def _stored(layer: LayerShape, scheme: Quantization, prefix: str) -> Layer:
         for s in layer.shapes
     )
     attention = layer.attention
-    return Layer(weights, attention.caches, attention.state, attention.absorbed_bytes)
+    copies = attention.absorbed_bytes, attention.unpacked_bytes
+    return Layer(weights, attention.caches, attention.state, *copies)
 
 
 def _distinct(layers: Sequence[Layer]) -> tuple[tuple[Layer, ...], tuple[int, ...]]:

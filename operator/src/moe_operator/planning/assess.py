@@ -22,6 +22,8 @@ from moe_operator.planning.rank_weights import file_bytes, stage_weights
 from moe_operator.planning.speed import speed
 from moe_operator.planning.stages import partition
 
+# SGLang starts with a pool that cannot hold one request of the context length, and turns such requests away
+TOLERATED = {"SGLang": frozenset({"KV_CACHE_TOO_SMALL"})}
 WORTHWHILE_TOKENS = 32_768  # a plan whose longest request is shorter, and the model's own is not, is Tight
 
 
@@ -66,8 +68,7 @@ def assess(layout: Layout, checkpoint: Checkpoint, request: Request, judges: Jud
         return Assessment(layout, "Refused", refusals=broken)
     cautions = _said(judges.cautions, layout, checkpoint, request)
     ranges = partition(len(checkpoint.order), layout.pipeline)
-    drafting = request.draft_tokens > 0
-    weights = stage_weights(checkpoint, layout, ranges, request.redundant_experts, drafting)
+    weights = stage_weights(checkpoint, layout, ranges, request)
     in_flight = batched_tokens(request)
     caches = [stage_cache(checkpoint, layout, layers, request, in_flight) for layers in ranges]
     base = Assessment(
@@ -121,10 +122,13 @@ def _judged(base: Assessment, checkpoint: Checkpoint, request: Request, ranks: R
     needed = cache.request_bytes(max(length, 1))
     fitting = min(s.pool_bytes // c.request_bytes(max(length, 1)) for s, c in ranks)
     slack = stage.pool_bytes - (per_rank * needed if request.max_model_len else 0)
-    refusals = (*base.refusals, *_memory(request, stage, longest, needed))
+    memory = _memory(request, stage, longest, needed)
+    lasting = [m for m in memory if m.code not in TOLERATED.get(request.engine, ())]
+    refusals = (*base.refusals, *lasting)
     return replace(
         base,
         verdict=_verdict(refusals, slack, longest, own),
+        cautions=(*base.cautions, *(m for m in memory if m not in lasting)),
         stages=tuple(ranks.stages),
         worst=worst,
         kv_token_bytes=cache.token_bytes,

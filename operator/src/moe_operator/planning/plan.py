@@ -148,7 +148,7 @@ class Speed:
     communication_seconds: float  # of one decode step, over links and network
     step_seconds: float  # reading the weights of one full decode step, all stages
     stream_tokens_per_second: float  # ceiling for one lone stream
-    crosses_nodes: bool
+    inner_pipeline: bool  # a pipeline that lies inside one NVLink domain
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,7 @@ def _assumptions(request: Request, checkpoint: Checkpoint, layout: Layout) -> It
     kind = "FP8" if element_bytes(checkpoint, request) == FP8_BYTES else "BF16"
     if request.kv_cache_dtype == "Auto":
         yield f"KV cache in {kind}, which the checkpoint's own settings make the engine choose"
-    if checkpoint.draft_layers and not request.draft_tokens:
+    if any(layer.weights for layer in checkpoint.draft_layers) and not request.draft_tokens:
         yield "MTP layers are not loaded: speculative decoding is off"
 
 

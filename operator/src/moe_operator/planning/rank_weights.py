@@ -22,7 +22,7 @@ from math import ceil
 from moe_operator.checkpoint.model import Checkpoint, Layer
 from moe_operator.checkpoint.precision import MXFP4
 from moe_operator.checkpoint.weights import Part, Split, Weight
-from moe_operator.planning.plan import Layout
+from moe_operator.planning.plan import Layout, Request
 
 MXFP4_INNER_MULTIPLE = 128  # vllm fused_moe/oracle/mxfp4.py: a rank's share of the inner dimension
 MXFP4_HIDDEN_MULTIPLE = 256  # Marlin and TRT-LLM kernels pad the width that experts work on
@@ -32,7 +32,7 @@ REPLICATED = "replicated parts"
 SHARDED = "attention and dense"
 EMBEDDING = "embedding and head"
 PADDING = "kernel padding"
-ABSORBED = "MLA copies (bf16 W_UK, W_UV)"
+COPIES = "copies made after loading"
 DRAFTS = "MTP layers"
 VISION = "vision tower"
 OTHER = "not classified"
@@ -48,20 +48,16 @@ _FIRST_STAGE = frozenset({Part.EMBEDDING, Part.VISION, Part.OTHER})
 
 
 def stage_weights(
-    checkpoint: Checkpoint,
-    layout: Layout,
-    stages: Sequence[range],
-    redundant: int = 0,
-    drafting: bool = False,
+    checkpoint: Checkpoint, layout: Layout, stages: Sequence[range], request: Request
 ) -> list[Counter[str]]:
     """Row name → bytes on the fullest rank of every stage, given the layers that each holds."""
-    kinds = [layer_rows(checkpoint, kind, layout, redundant) for kind in checkpoint.kinds]
+    kinds = [layer_rows(checkpoint, kind, layout, request) for kind in checkpoint.kinds]
     rows = [_layers(checkpoint, kinds, stage) for stage in stages]
     for weight in checkpoint.outside:
         at = 0 if weight.part in _FIRST_STAGE else -1
         rows[at][_ROW_OF_PART.get(weight.part, REPLICATED)] += _rank_bytes(weight, layout)
-    if drafting:
-        drafts = (layer_rows(checkpoint, layer, layout, redundant) for layer in checkpoint.draft_layers)
+    if request.draft_tokens:
+        drafts = (layer_rows(checkpoint, layer, layout, request) for layer in checkpoint.draft_layers)
         rows[-1][DRAFTS] += sum(sum(draft.values()) for draft in drafts)
     return rows
 
@@ -74,15 +70,16 @@ def _layers(checkpoint: Checkpoint, kinds: Sequence[Counter[str]], stage: range)
     return rows
 
 
-def layer_rows(checkpoint: Checkpoint, layer: Layer, layout: Layout, redundant: int = 0) -> Counter[str]:
+def layer_rows(checkpoint: Checkpoint, layer: Layer, layout: Layout, request: Request) -> Counter[str]:
     """Row name → bytes of one layer on the fullest rank."""
     rows: Counter[str] = Counter()
     by_split, kv_ranks = layer.split_bytes, min(layout.tensor, checkpoint.kv_heads)
     rows[REPLICATED] = by_split[Split.WHOLE]
     rows[SHARDED] = ceil(by_split[Split.TENSOR] / layout.tensor) + ceil(by_split[Split.KV_HEADS] / kv_ranks)
-    rows[ABSORBED] = ceil(layer.absorbed_bytes / layout.tensor)
+    copies = layer.absorbed_bytes + (layer.unpacked_bytes if request.engine == "SGLang" else 0)
+    rows[COPIES] = ceil(copies / layout.tensor)
     for weight in layer.routed:
-        size, padding = routed_bytes(weight, checkpoint, layout, redundant)
+        size, padding = routed_bytes(weight, checkpoint, layout, request.redundant_experts)
         rows[ROUTED] += size
         rows[PADDING] += padding
     return rows
@@ -107,7 +104,7 @@ def expert_partition(checkpoint: Checkpoint, layout: Layout) -> int:
 def touched_bytes(rows: Counter[str], share: float) -> float:
     """Bytes that a decode step reads: all but the embedding, and ``share`` of the routed experts."""
     routed = rows[ROUTED] + rows[PADDING]
-    return sum(rows.values()) - rows[EMBEDDING] / 2 - rows[VISION] - rows[ABSORBED] - routed * (1 - share)
+    return sum(rows.values()) - rows[EMBEDDING] / 2 - rows[VISION] - rows[COPIES] - routed * (1 - share)
 
 
 def file_bytes(rows: Counter[str]) -> int:

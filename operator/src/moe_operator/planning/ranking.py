@@ -3,8 +3,9 @@
 1. verdict: Fits before Tight before Refused, with KV cache for the wanted requests;
 2. communication hides behind memory: the bytes of a decode step take no longer to send than its weights
    take to read;
-3. time of a bandwidth-bound decode step, reading and sending together, in steps of 15 % above the best;
-4. fewer nodes; then expert parallelism (no kernel padding, no quantization blocks cut), no decode-context
+3. no pipeline inside one NVLink domain: tensor parallelism there costs less than a pipeline's bubbles;
+4. time of a bandwidth-bound decode step, reading and sending together, in steps of 15 % above the best;
+5. fewer nodes; then expert parallelism (no kernel padding, no quantization blocks cut), no decode-context
    parallelism, wider tensor parallelism.
 
 The best of every *family* (the set of ways by which a layout splits) comes before the second of any, so
@@ -61,6 +62,7 @@ def _key(assessment: Assessment, best: float) -> tuple[float, ...]:
         _verdict(assessment),
         _shortfall(assessment),
         not hidden,
+        bool(speed and speed.inner_pipeline),
         max(0, int(log(seconds / best) / STEP)) if speed and best < inf else inf,
         layout.nodes,
         not layout.expert,

@@ -47,7 +47,7 @@ def speed(
         communication_seconds=_communication(checkpoint, layout, request, gpu, sequences),
         step_seconds=full,
         stream_tokens_per_second=1 / (alone + _communication(checkpoint, layout, request, gpu, 1)),
-        crosses_nodes=layout.tensor > domain,
+        inner_pipeline=layout.pipeline > 1 and layout.model_parallel <= domain,
     )
 
 
