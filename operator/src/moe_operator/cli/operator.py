@@ -5,25 +5,15 @@ Only click is imported before a command runs, so that ``--help`` answers at once
 
 from __future__ import annotations
 
-import importlib
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from moe_operator import __version__
+from moe_operator.cli.lazy import LazyCommand, LazyGroup
 
 SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 USER_KUBECONFIG = Path("~/.kube/config")
-
-
-@dataclass(frozen=True, slots=True)
-class LazyCommand:
-    """A command that lives in another module; ``help`` is its line in the list of commands."""
-
-    module: str
-    attribute: str
-    help: str
 
 
 LAZY_COMMANDS = {
@@ -31,31 +21,6 @@ LAZY_COMMANDS = {
         "moe_operator.cli.sandbox", "sandbox", "Run deployments on this machine, without Kubernetes."
     ),
 }
-
-
-class LazyGroup(click.Group):
-    """A group that imports the commands of :data:`LAZY_COMMANDS` only when they are called."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of all commands, sorted."""
-        return sorted({*super().list_commands(ctx), *LAZY_COMMANDS})
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name, imported now if it lives elsewhere."""
-        lazy = LAZY_COMMANDS.get(cmd_name)
-        if lazy is None:
-            return super().get_command(ctx, cmd_name)
-        command = getattr(importlib.import_module(lazy.module), lazy.attribute)
-        if not isinstance(command, click.Command):
-            raise TypeError(f"{lazy.module}.{lazy.attribute} is not a command")
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands, without importing any."""
-        rows = {name: lazy.help for name, lazy in LAZY_COMMANDS.items()}
-        rows |= {name: command.get_short_help_str(80) for name, command in self.commands.items()}
-        with formatter.section("Commands"):
-            formatter.write_dl(sorted(rows.items()))
 
 
 class Address(click.ParamType[tuple[str, int]]):
@@ -73,7 +38,7 @@ class Address(click.ParamType[tuple[str, int]]):
         return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, lazy=LAZY_COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="%(version)s")
 def main() -> None:
     """Serve very large Mixture-of-Experts models on Kubernetes."""

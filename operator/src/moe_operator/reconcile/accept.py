@@ -82,7 +82,7 @@ def accept(snapshot: Snapshot, draft: Draft) -> Draft:
         message = f"this version of the operator does not support {_listed(missing)}"
         refused = _refused(draft, Reason.NOT_YET_SUPPORTED, message)
         return refused.say(ConditionType.PROGRESSING, "False", Reason.NOT_YET_SUPPORTED, message)
-    return replace(draft, wish=_with_preset(spec, snapshot.policy))
+    return replace(draft, wish=with_preset(spec, snapshot.policy))
 
 
 def _refused(draft: Draft, reason: Reason, message: str) -> Draft:
@@ -159,7 +159,8 @@ def _not_yet(spec: MoESpec) -> Iterable[str]:
         yield f"spec.model.source with scheme {scheme(spec.model.source)}://"
 
 
-def _with_preset(spec: MoESpec, policy: OperatorPolicy) -> MoESpec:
+def with_preset(spec: MoESpec, policy: OperatorPolicy) -> MoESpec:
+    """With what a preset or the product says about accelerators and their domain."""
     want = spec.accelerators
     preset = policy.presets.get(want.product)
     if preset is None:

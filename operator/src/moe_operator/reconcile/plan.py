@@ -19,8 +19,7 @@ from moe_operator.api.status import LayoutStatus, ManifestStatus, PlanStatus, Ra
 from moe_operator.checkpoint.model import Checkpoint
 from moe_operator.checkpoint.model_facts import checkpoint_from_config
 from moe_operator.checkpoint.unreadable import UnreadableConfig
-from moe_operator.engines.known import ENGINES
-from moe_operator.engines.launch import Launch, args_conflict
+from moe_operator.engines.known import ENGINES, args_refusal
 from moe_operator.planning.assumed import GIB
 from moe_operator.planning.plan import Layout, Pinned, Plan, Refusal, Request
 from moe_operator.planning.planner import plan
@@ -182,7 +181,7 @@ def _planned(snapshot: Snapshot, draft: Draft, spec: MoESpec, manifest: Manifest
         return _refuse(draft, [Refusal("CONFIG_UNREADABLE", str(error), "check the model's config.json")])
     answer = plan(_as_recorded(request, known) if known else request, ENGINES[spec.engine.type].judges)
     layout = known.layout if known else answer.layout
-    conflict = _args_conflict(snapshot, spec, layout) if layout else None
+    conflict = args_refusal(spec, layout) if layout else None
     refusals = [*answer.refusals, *([conflict] if conflict else [])]
     if known is None and (refusals or layout is None):
         return _refuse(draft, refusals)
@@ -217,13 +216,6 @@ def checkpoint_of(manifest: Manifest | None) -> Checkpoint | None:
     if manifest is None:
         return None
     return checkpoint_from_config(manifest.config, manifest.weights.total_bytes or manifest.total_bytes)
-
-
-def _args_conflict(snapshot: Snapshot, spec: MoESpec, layout: Layout) -> Refusal | None:
-    engine = ENGINES[spec.engine.type]
-    without = spec.model_copy(update={"engine": spec.engine.model_copy(update={"args": []})})
-    generated = engine.rank_command(Launch(without, layout, "", snapshot.name, ""), 0).args
-    return args_conflict(engine, spec.engine.args, generated)
 
 
 def _plan_status(answer: Plan, revision: Revision) -> PlanStatus:
