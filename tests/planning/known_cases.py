@@ -73,6 +73,11 @@ def roles() -> list[Json]:
     return list(_read("cases")["roles"])
 
 
+def explained() -> dict[str, str]:
+    """Why the planner and a published number differ, by the number's key."""
+    return dict(_read("inputs")["explained"])
+
+
 def gpu_of(name: str) -> Gpu:
     if name in CATALOGUE:
         return CATALOGUE[name]
@@ -112,7 +117,7 @@ def question(case: Case) -> Request:
         gpu_memory_bytes=gpu.memory_mib * MIB,
         memory_utilization=case.given("gpu_memory_utilization", DEFAULT_UTILIZATION[engine]),
         max_model_len=case.given("max_model_len"),
-        engine_version=tuple(case.given("engine_version", (0, 0))),  # type: ignore[arg-type]
+        engine_version=tuple(case.given("engine_version", (0, 0))),
         gpu=gpu,
         max_num_seqs=args.get("max_num_seqs"),
         max_num_batched_tokens=args.get("max_num_batched_tokens"),
