@@ -37,7 +37,12 @@ def _variants(request: Request, nodes: int, tensor: int, pipeline: int, data: in
     checkpoint, pinned = request.checkpoint, request.pinned
     moe = checkpoint.is_moe if checkpoint else bool(pinned.expert)
     parallel = tensor * data > 1
-    experts = [pinned.expert] if pinned.expert is not None else [True, False] if moe and parallel else [False]
+    if pinned.expert is not None:
+        experts = [pinned.expert]
+    elif request.balanced_experts or request.all_to_all:  # both are about expert parallelism
+        experts = [True]
+    else:
+        experts = [True, False] if moe and parallel else [False]
     contexts = [pinned.decode_context] if pinned.decode_context else _contexts(request, tensor)
     for expert in experts:
         for context in contexts:
