@@ -27,6 +27,7 @@ QUANTIZATION = "hf_quant_config.json"
 CATALOGUE_FILE = "published_models.json"
 SINGLE_SHARD = "model.safetensors"
 STALL_SECONDS = 30.0
+PLAIN_HOSTS: tuple[str, ...] = ()  # hosts that may be spoken to without TLS
 HEADER_LIMIT = 100_000_000
 _HUB = re.compile(r"^hf://([^/]+/[^/@]+)(?:@(.*))?$")
 Read = Callable[[str, int | None], bytes | None]  # (file, first bytes or all) → its bytes; None = not there
@@ -79,7 +80,7 @@ def from_source(url: str) -> ModelFacts:
     from moe_operator.staging.stop import Stop
     from moe_operator.staging.transport import Transport
 
-    transport = Transport(HostPolicy(), Stop(), stall_seconds=STALL_SECONDS)
+    transport = Transport(HostPolicy.of(PLAIN_HOSTS), Stop(), stall_seconds=STALL_SECONDS)
     try:
         source = source_for(url, transport, Credentials())
 
@@ -142,7 +143,7 @@ def _header(read: Read, shard: str) -> dict[str, int]:
     if head is None:
         return {}
     length = int.from_bytes(head, "little")
-    if not 2 <= length <= HEADER_LIMIT:
+    if len(head) < 8 or not 2 <= length <= HEADER_LIMIT:
         raise NoFacts(f"{shard} is no safetensors file: header length {length}")
     header = _object((read(shard, 8 + length) or b"")[8:], f"header of {shard}")
     try:
