@@ -44,9 +44,10 @@ def test_every_example_is_planned_offline(example: Path) -> None:
     assert_text(example.stem, result.stdout)
 
 
-def test_a_refusal_says_what_why_and_the_way_out_and_exits_2() -> None:
+def test_a_refusal_says_what_why_and_the_way_out_and_exits_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(CONFIGS)
     result = plan(
-        "--config", K3_CONFIG, "--weights-bytes", K3_BYTES, *HARDWARE, "--tensor", 8, "--data", 4,
+        "--config", K3_CONFIG.name, "--weights-bytes", K3_BYTES, *HARDWARE, "--tensor", 8, "--data", 4,
         "--decode-context", 1, "--max-model-len", 1_048_576,
     )  # fmt: skip
     assert result.exit_code == 2

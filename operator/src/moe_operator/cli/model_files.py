@@ -56,7 +56,8 @@ def from_files(config: Path, index: Path | None, weights_bytes: int | None) -> M
         total, origin = _index_total(_bytes_of(index), str(index)), f"{config} and {index}"
     side = config.with_name(QUANTIZATION)
     quantization = _object(_bytes_of(side), str(side)) if side.exists() else None
-    return _facts(str(parsed.get("_name_or_path") or config.stem), parsed, total, quantization, origin)
+    name = config.resolve().parent.name if config.name == CONFIG else config.name.removesuffix(".config.json")
+    return _facts(name, parsed, total, quantization, origin)
 
 
 def from_directory(directory: Path) -> ModelFacts:

@@ -165,15 +165,10 @@ def _bar(rows: Iterable[Row], total: int, ascii_only: bool) -> str:
 
 
 def _answers(report: Report) -> Iterator[str]:
-    plan, answers, chosen = report.plan, report.answers, report.plan.chosen
+    answers, chosen = report.answers, report.plan.chosen
     if chosen and chosen.stages:
         yield f"KV cache    {chosen.kv_token_bytes:,.0f} bytes per token and rank{_state(chosen)}"
-    if plan.max_model_len:
-        many = f"{plan.concurrency} at once" if plan.concurrency else "concurrency not judged"
-        yield f"Requests    {plan.max_model_len:,} tokens long, {many}"
-    if answers.longest_at_concurrency and answers.longest_at_concurrency != plan.max_model_len:
-        asked = report.request.concurrency
-        yield f"            up to {answers.longest_at_concurrency:,} tokens for {asked} at once"
+    yield from _requests(report)
     if answers.fewest_nodes:
         yield f"Nodes       {answers.fewest_nodes} at least"
     yield f"Blue-green  {answers.gpus_while_replacing} GPUs while one revision replaces another"
@@ -186,6 +181,17 @@ def _answers(report: Report) -> Iterator[str]:
     if answers.stream_tokens_per_second:
         ceiling = answers.stream_tokens_per_second
         yield f"Ceiling     {ceiling:.0f} tokens/s per stream, bound by bandwidth: never more, usually less"
+
+
+def _requests(report: Report) -> Iterator[str]:
+    plan, asked = report.plan, report.request.max_model_len
+    longest, at_once = report.answers.longest_at_concurrency, report.request.concurrency
+    if plan.concurrency:
+        yield f"Requests    {plan.max_model_len:,} tokens long, {plan.concurrency} at once"
+    elif plan.concurrency == 0 and asked:
+        yield f"Requests    {asked:,} tokens long: none"
+    if longest and (plan.concurrency == 0 or longest != plan.max_model_len):
+        yield f"            up to {longest:,} tokens for {at_once} at once"
 
 
 def _state(chosen: Assessment) -> str:

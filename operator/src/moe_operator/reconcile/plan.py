@@ -197,11 +197,10 @@ def _is_planned(draft: Draft, revision: Revision) -> bool:
 
 
 def _as_recorded(request: Request, known: Revision) -> Request:
-    """The question whose only answer is what was recorded."""
+    """The question whose only answer is the layout that was recorded."""
     layout = known.layout
     pinned = Pinned(layout.tensor, layout.pipeline, layout.data, layout.expert, layout.decode_context)
-    length = known.spec.engine.max_model_len or known.model_len
-    return replace(request, pinned=pinned, nodes=layout.nodes, max_model_len=length)
+    return replace(request, pinned=pinned, nodes=layout.nodes)
 
 
 def _planned_length(request: Request, answer: Plan) -> int | None:
@@ -224,7 +223,7 @@ def _plan_status(answer: Plan, revision: Revision) -> PlanStatus:
         verdict="Tight" if answer.verdict == "Tight" else "Fits",
         layout=_layout_status(revision.layout),
         per_rank=[RankRow(name=row.name, gibibytes=f"{row.size / GIB:.1f}") for row in answer.rows],
-        max_model_len=answer.max_model_len,
+        max_model_len=revision.model_len or answer.max_model_len,
         concurrency=answer.concurrency,
         assumptions=[*answer.assumptions, *cautions][:ASSUMPTIONS_SHOWN],
     )
