@@ -52,6 +52,13 @@ def test_a_group_leaves_step_by_step(told: Intent, acks: list[Ack], overdue: boo
     assert next_leave(LEADER, told, acks, overdue) is step
 
 
+def test_streams_of_a_gateway_on_its_way_out_count_and_its_configuration_does_not() -> None:
+    going = ack(generation=2, active=1)
+    assert next_leave(LEADER, intent(0), [NEW], False, draining=[going]) is Leave.STANDBY
+    assert next_leave(LEADER, intent(0), [NEW], False, draining=[ack(generation=2)]) is Leave.OUT
+    assert next_leave(LEADER, intent(0), [NEW], True, draining=[going]) is Leave.OUT
+
+
 def test_a_group_that_no_gateway_ever_knew_may_go_at_once() -> None:
     assert next_leave(None, intent(100), [OLD], False) is Leave.DELETE
     assert next_leave(LEADER, None, [], False) is Leave.DELETE
