@@ -31,8 +31,9 @@ generate: $(MADE) ## rewrite the CRD, the API page, the chart's copies and manif
 	@$(BIN)/python -m moe_operator.api.generate
 	@$(BIN)/python -m e2e.chart.generate
 
-lock: ## resolve pyproject.toml anew into requirements.lock
+lock: ## resolve pyproject.toml anew into requirements.lock and the images' lock
 	@uv pip compile -q --upgrade --universal --all-extras --generate-hashes --no-emit-index-url --no-header pyproject.toml -o requirements.lock
+	@uv pip compile -q --upgrade --extra operator --constraint requirements.lock --python-version 3.13 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-emit-index-url --no-header pyproject.toml operator/images/build.in -o operator/images/requirements.lock
 
 clean: ## remove what make made here
 	@rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

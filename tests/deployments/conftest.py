@@ -20,6 +20,11 @@ ROOT = Path(__file__).parents[2]
 STUB = f"env PYTHONPATH={ROOT} {sys.executable} -m e2e.engine_stub vllm serve"
 
 
+def images(**others: str) -> Images:
+    """``stub:…`` is the engine stub; ``others``: image → command."""
+    return Images.parse([f"stub={STUB}", *(f"{name}={command}" for name, command in others.items())])
+
+
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory behind the claim ``checkpoints``: two synthetic checkpoints."""
@@ -33,7 +38,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def site(tmp_path: Path, checkpoints: Path) -> AsyncIterator[Site]:
     """Four H20 nodes; images ``stub:…`` are the engine stub."""
     config = SandboxConfig(
-        images=Images.parse([f"stub={STUB}"]),
+        images=images(),
         claims={Key("default", "checkpoints"): checkpoints},
         state_dir=tmp_path / "state",
         loopback=RANGE,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import yaml
 from moe_operator.api.names import LABEL_COMPONENT, LABEL_RANK
 from moe_operator.runtime.kube import EVENT, MOE_DEPLOYMENT, POD, ApiError
@@ -90,6 +91,17 @@ class Site:
                 raise AssertionError(f"not within {deadline:g} s: {what}\n{self.story()}")
             await asyncio.sleep(POLL)
         return time.monotonic() - began
+
+    async def until_open(self, url: str) -> None:
+        """Wait until a GET is answered with 200: what a status says may be of a moment ago."""
+        async with asyncio.timeout(DEADLINE), httpx.AsyncClient(timeout=5) as client:
+            while True:
+                try:
+                    if (await client.get(url)).status_code == 200:
+                        return
+                except httpx.TransportError:
+                    pass  # nobody listens yet
+                await asyncio.sleep(POLL)
 
     def gateway_url(self, name: str = "dsv31") -> str:
         return self.sandbox.service_url(f"{name}-gateway", GATEWAY_PORT)

@@ -64,20 +64,22 @@ async def test_a_killed_operator_comes_back_and_touches_nothing(serving: Site) -
     await answers(serving)
 
 
-@pytest.mark.parametrize("container", ["envoy", "agent"])
-async def test_a_killed_gateway_container_comes_back(serving: Site, container: str) -> None:
-    pod = serving.pods("gateway")[0]["metadata"]["name"]
-    gone = serving.sandbox.kill(pod, container)
+@pytest.mark.parametrize(("container", "door"), [("envoy", ":8080/-/ready"), ("agent", ":9902/readyz")])
+async def test_a_killed_gateway_container_comes_back(serving: Site, container: str, door: str) -> None:
+    pod = serving.pods("gateway")[0]
+    name, address = pod["metadata"]["name"], pod["status"]["podIP"]
+    gone = serving.sandbox.kill(name, container)
 
     def is_back() -> bool:
         try:
-            return serving.sandbox.pid(pod, container) != gone
+            return serving.sandbox.pid(name, container) != gone
         except LookupError:
             return False
 
     await serving.until(is_back, f"{container} runs again")
-    await serving.until(serving.stable, "it is stable")
+    await serving.until_open(f"http://{address}{door}")
     await serving.until(
         lambda: serving.condition("GatewayReady").get("status") == "True", "every gateway pod is in step"
     )
+    await serving.until(serving.stable, "it is stable")
     await answers(serving)

@@ -62,6 +62,7 @@ class SimulatedKubelet:
     missing_images: set[str] = field(default_factory=set)  # images that no registry has
     rejects: set[str] = field(default_factory=set)  # nodes whose kubelet refuses pods
     dead: set[str] = field(default_factory=set)  # nodes whose kubelet says and does nothing any more
+    lingering: set[str] = field(default_factory=set)  # pods that use their grace period to the full
     gateway_boots: bool = True  # whether gateway pods ever get ready
     killed: dict[str, int] = field(default_factory=dict)  # pod uid → exit code
     addresses: dict[str, str] = field(default_factory=dict)  # pod uid → IP
@@ -99,6 +100,7 @@ class SimulatedKubelet:
     def _gone(self, pod: Obj, pods: Iterable[Obj], now: float) -> bool:
         """A worker without its leader hangs in a collective until its grace period is over."""
         hangs = label(pod, LABEL_RANK) not in {"", "0"} and not self._whole(pod, pods)
+        hangs = hangs or pod["metadata"]["name"] in self.lingering
         return now >= epoch(pod["metadata"]["deletionTimestamp"]) if hangs else True
 
     def _advance(self, pod: Obj, pods: list[Obj], now: float) -> None:

@@ -23,7 +23,10 @@ class SimulatedProbes:
     kubelet: SimulatedKubelet
     applied: dict[str, Intent] = field(default_factory=dict)  # gateway pod uid → what its Envoy runs
     deaf: set[str] = field(default_factory=set)  # gateway pods that answer but follow no intent any more
-    running: dict[str, int] = field(default_factory=dict)  # engine pod → requests that gateways have on it
+    running: dict[str, int] = field(
+        default_factory=dict
+    )  # engine pod → requests that every gateway has on it
+    streams: set[tuple[str, str]] = field(default_factory=set)  # (gateway pod, engine pod) with one more
 
     async def resolver(self, ip: str) -> ResolverProbe:
         pod = self._ready(ip)
@@ -54,7 +57,7 @@ class SimulatedProbes:
         intent = self._follow(found)
         if intent is None:
             return GatewayProbe(pod, Ack(generation=-1))
-        return GatewayProbe(pod, Ack(generation=intent.generation, hosts=list(self._hosts(intent))))
+        return GatewayProbe(pod, Ack(generation=intent.generation, hosts=list(self._hosts(pod, intent))))
 
     def routed(self, gateway: Obj) -> set[str]:
         """Engine pods to which a gateway pod sends new requests now."""
@@ -77,7 +80,7 @@ class SimulatedProbes:
                 self.applied[meta["uid"]] = fresh
         return self.applied.get(meta["uid"])
 
-    def _hosts(self, intent: Intent) -> Iterable[HostState]:
+    def _hosts(self, gateway: str, intent: Intent) -> Iterable[HostState]:
         for colour in intent.colours:
             for endpoint in colour.endpoints:
                 yield HostState(
@@ -86,5 +89,6 @@ class SimulatedProbes:
                     revision=colour.revision,
                     healthy=self._ready(endpoint.address) is not None,
                     weight=colour.weight,
-                    active_requests=self.running.get(endpoint.pod, 0),
+                    active_requests=self.running.get(endpoint.pod, 0)
+                    + ((gateway, endpoint.pod) in self.streams),
                 )

@@ -115,11 +115,43 @@ async def test_without_room_nothing_changes_and_the_missing_gpus_are_counted() -
     await world.until(lambda: world.condition("k3", "CapacityForRollout").get("status") == "False")
     condition = world.condition("k3", "CapacityForRollout")
     assert condition["reason"] == "InsufficientCapacityForRollout"
-    assert "needs 16 GPUs" in condition["message"] and "(16 GPUs) missing" in condition["message"]
+    assert "needs 16 GPUs beside the one that serves, 16 of them are missing" in condition["message"]
     await world.settle()
     uids = [[p["metadata"]["uid"] for p in found] for found in (pods, world.engine_pods())]
     assert uids[0] == uids[1]
     assert (active(world), world.is_ready("k3"), phase(world)) == (old, True, "Preflight")
+
+
+async def test_the_missing_gpus_of_all_replicas_are_counted() -> None:
+    world = await serving_world("h20-8x8", replicas=3)
+    await world.edit("k3", image("vllm:green"))
+    await world.until(lambda: world.condition("k3", "CapacityForRollout").get("status") == "False")
+    said = world.condition("k3", "CapacityForRollout")["message"]
+    assert "needs 48 GPUs beside the one that serves, 32 of them are missing" in said
+
+
+async def test_streams_of_gateways_on_their_way_out_keep_the_old_revision_too(served: World) -> None:
+    """A longer drain rolls the gateways as well: the old ones end their streams to the old engines."""
+    old = active(served)
+    leader = f"k3-{old}-0-0"
+    gateways = [name(p) for p in served.gateway_pods()]
+    served.kubelet.lingering.update(gateways)
+    served.probes.streams.update((gateway, leader) for gateway in gateways)
+    await served.edit("k3", lambda s: (image("vllm:green")(s), s.update(rollout={"drainSeconds": 900})))
+    await served.until(lambda: active(served) != old)
+    await served.until(
+        lambda: all(p["metadata"].get("deletionTimestamp") for p in old_gateways(served, gateways))
+    )
+    for _ in range(60):
+        await served.step()
+        assert len(served.pods_of("k3", old)) == 2 and len(old_gateways(served, gateways)) == 2
+    served.probes.streams.clear()
+    served.kubelet.lingering.clear()
+    await served.until(lambda: world_has_no(served, old) and served.stable("k3"))
+
+
+def old_gateways(world: World, names: list[str]) -> list[Obj]:
+    return [p for p in world.gateway_pods() if name(p) in names]
 
 
 async def test_a_rollout_that_waits_for_room_goes_on_when_there_is_some() -> None:

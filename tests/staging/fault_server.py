@@ -24,6 +24,7 @@ class Request:
     authorization: str
     sent: int = 0
     ranged: bool = False
+    open: bool = True
 
 
 @dataclass
@@ -121,8 +122,13 @@ def _handler(server: FaultServer) -> type[BaseHTTPRequestHandler]:
             except (BrokenPipeError, ConnectionResetError):
                 pass  # the client went away: that is what some tests do
             finally:
-                with server.lock:
-                    server.open_now -= 1
+                self._ended(request)
+
+        def _ended(self, request: Request) -> None:
+            """Once, and before the last byte: whoever has that may ask again before we get any further."""
+            with server.lock:
+                server.open_now -= request.open
+                request.open = False
 
         def _answer(self, path: str, request: Request, fault: Fault) -> None:
             if fault.status:
@@ -160,6 +166,8 @@ def _handler(server: FaultServer) -> type[BaseHTTPRequestHandler]:
             end = start + min([len(body) - start, *limits])
             for at in range(start, end, fault.piece):
                 piece = body[at : min(at + fault.piece, end)]
+                if at + fault.piece >= end and fault.hold_after is None:
+                    self._ended(request)
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece) if fault.chunked else piece)
                 with server.lock:
                     request.sent += len(piece)

@@ -80,13 +80,6 @@ class Reason(StrEnum):
         "The newest spec cannot work, so the one before it keeps serving.",
         "Correct or revert the spec; nothing that serves was touched.",
     )
-    NAME_TOO_LONG = (
-        "NameTooLong",
-        "The name of the object cannot be turned into names of its children.",
-        "Recreate the object under a shorter name.",
-    )
-    PAUSED = "Paused", "The rollout was paused by the spec or by an annotation.", "Unset it to go on."
-    DELETING = "Deleting", "The object is being deleted; groups drain first.", "Wait."
     NAMESPACE_TERMINATING = (
         "NamespaceTerminating",
         "The namespace is being deleted, so nothing new can be created in it.",
@@ -133,11 +126,6 @@ class Reason(StrEnum):
 
     # The plan.
     PLAN_FITS = "PlanFits", "The model fits with room to spare.", "None."
-    PLAN_TIGHT = (
-        "PlanTight",
-        "The model fits, but little memory is left.",
-        "Lower maxModelLen or maxNumSeqs, or add nodes, before load grows.",
-    )
     PLAN_REFUSED = (
         "PlanRefused",
         "The model cannot run as asked; the message has the numbers and the fix.",
@@ -194,11 +182,6 @@ class Reason(StrEnum):
         "The source changed while it was being read.",
         "Pin spec.model.source to an immutable revision.",
     )
-    NETWORK_EXHAUSTED = (
-        "NetworkExhausted",
-        "Pulling failed over and over on the way to the source.",
-        "Check the network between node and source; the pull resumes where it stopped.",
-    )
     STAGING_FAILED = (
         "StagingFailed",
         "The stager stopped for a reason of its own.",
@@ -207,7 +190,6 @@ class Reason(StrEnum):
 
     # Serving groups.
     GROUP_STARTING = "GroupStarting", "Engines are starting.", "Wait; status.groups has the timeline."
-    GROUP_READY = "GroupReady", "Every group of the revision serves.", "None."
     GROUP_RESTARTING = (
         "GroupRestarting",
         "A rank was lost, so its whole group is being recreated.",
@@ -222,11 +204,6 @@ class Reason(StrEnum):
         "RestartsExhausted",
         "A group was recreated as often as spec.restart allows and still ends.",
         "See the engine's first error in the message; correct the spec, or annotate retry.",
-    )
-    STARTUP_TIMEOUT = (
-        "StartupTimeout",
-        "A group did not become ready within spec.startup.timeoutSeconds.",
-        "See the slowest rank in the message; raise the limit or correct what holds it up.",
     )
     IMAGE_PULL_FAILED = (
         "ImagePullFailed",
@@ -257,11 +234,6 @@ class Reason(StrEnum):
     # Gateway.
     GATEWAY_STARTING = "GatewayStarting", "Gateway pods are starting.", "Wait."
     GATEWAY_READY = "GatewayReady", "Every gateway pod runs the newest configuration.", "None."
-    GATEWAY_UNAVAILABLE = (
-        "GatewayUnavailable",
-        "No gateway pod answers.",
-        "See the gateway pods' status and logs.",
-    )
     GATEWAY_CONFIG_REJECTED = (
         "GatewayConfigRejected",
         "Envoy refused a configuration and keeps the one before; the message has its words.",

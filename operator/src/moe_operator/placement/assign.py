@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moe_operator.hardware.nodes import GpuNode, unusable
-from moe_operator.planning.plan import Refusal
+from moe_operator.planning.plan import Refusal, Shortage
 
 ANYWHERE = ""  # the name of the domain of nodes that no label groups
 NAMED = 5  # how many domains or nodes a message lists before it counts the rest
@@ -155,12 +155,13 @@ def _no_domain_fits(need: Need, domains: Sequence[Domain], excluded: int) -> Ref
     free = [len(d.free) for d in ranked]
     missing = need.nodes - (max(free, default=0) if need.required else sum(free))
     skipped = f"; {excluded} node(s) cannot be used" if excluded else ""
-    return Refusal(
+    return Shortage(
         "InsufficientGPUs",
         f"needs {need.nodes} node(s) with {need.gpus_per_node} free GPUs each"
         f"{' in one ' + need.domain_key if need.domain_key else ''}: {_listed(rows, '; ')}; "
         f"{missing} node(s) ({missing * need.gpus_per_node} GPUs) missing{skipped}",
         "free GPUs, add nodes, or lower accelerators.nodes or replicas",
+        gpus=missing * need.gpus_per_node,
     )
 
 

@@ -28,6 +28,13 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class Shortage(Refusal):
+    """GPUs are missing: ``gpus`` more would do for one replica."""
+
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """How the ranks of one replica are split; one pod per node."""
 

@@ -1,7 +1,8 @@
 """What the gateway pods that serve have acknowledged.
 
 Only pods that are Ready and not on their way out count: those are the ones clients can reach. A serving pod
-that did not answer counts as one that acknowledged nothing, so nothing moves on without it.
+that did not answer counts as one that acknowledged nothing, so nothing moves on without it. A pod on its way
+out gets no new requests, but may still have old ones running.
 """
 
 from __future__ import annotations
@@ -18,12 +19,7 @@ SILENT = Ack(generation=-1, accepted=True, envoy_live=False)
 
 def gateway_pods(snapshot: Snapshot) -> list[Obj]:
     """Every gateway pod that is not being deleted."""
-    return [
-        p
-        for p in snapshot.pods
-        if (p["metadata"].get("labels") or {}).get(LABEL_COMPONENT) == COMPONENT_GATEWAY
-        and not p["metadata"].get("deletionTimestamp")
-    ]
+    return [p for p in _all_gateway_pods(snapshot) if not p["metadata"].get("deletionTimestamp")]
 
 
 def serving_acks(snapshot: Snapshot) -> list[Ack]:
@@ -32,9 +28,27 @@ def serving_acks(snapshot: Snapshot) -> list[Ack]:
     return [answers.get(p["metadata"]["name"], SILENT) for p in gateway_pods(snapshot) if _ready(p)]
 
 
+def draining_gateways(snapshot: Snapshot) -> list[Obj]:
+    """Gateway pods that are being deleted and may still stream."""
+    return [p for p in _all_gateway_pods(snapshot) if p["metadata"].get("deletionTimestamp")]
+
+
+def draining_acks(snapshot: Snapshot) -> list[Ack]:
+    """The answers of gateway pods on their way out; one that is silent has nothing to say."""
+    names = {p["metadata"]["name"] for p in draining_gateways(snapshot)}
+    return [probe.ack for probe in snapshot.gateways if probe.ack and probe.pod in names]
+
+
 def rejections(snapshot: Snapshot) -> Iterable[str]:
     """Envoy's words for configurations it refused."""
-    return (f"{p.pod}: {p.ack.rejected}" for p in snapshot.gateways if p.ack and not p.ack.accepted)
+    names = {p["metadata"]["name"] for p in gateway_pods(snapshot)}
+    answers = [probe for probe in snapshot.gateways if probe.pod in names]
+    return (f"{p.pod}: {p.ack.rejected}" for p in answers if p.ack and not p.ack.accepted)
+
+
+def _all_gateway_pods(snapshot: Snapshot) -> list[Obj]:
+    labelled = ((p, p["metadata"].get("labels") or {}) for p in snapshot.pods)
+    return [pod for pod, labels in labelled if labels.get(LABEL_COMPONENT) == COMPONENT_GATEWAY]
 
 
 def _ready(pod: Obj) -> bool:

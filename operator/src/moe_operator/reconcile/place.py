@@ -12,7 +12,7 @@ from dataclasses import replace
 from moe_operator.api.conditions import ConditionType, Reason
 from moe_operator.api.status import GroupStatus, PlacementStatus, RankPlacement
 from moe_operator.placement.assign import Assignment, Need, assign
-from moe_operator.planning.plan import Refusal
+from moe_operator.planning.plan import Refusal, Shortage
 from moe_operator.reconcile.draft import Draft
 from moe_operator.reconcile.snapshot import Cluster, Snapshot
 from moe_operator.rollout.groups import Group
@@ -86,7 +86,7 @@ def _assign(draft: Draft, target: Revision, missing: list[int], cluster: Cluster
         used.update({node.name: need.gpus_per_node for node in answer.nodes})
     beside = draft.status.active_revision not in {"", target.hash}
     if refusal and beside:
-        return _no_room_beside(draft, refusal, len(missing), need)
+        return _no_room_beside(draft, refusal, len(missing), len(missing) - len(found), need)
     if found:
         draft = _promised(draft, target, found)
     if refusal:
@@ -106,10 +106,12 @@ def _used(cluster: Cluster) -> Counter[str]:
     return Counter(cluster.taken) + Counter(cluster.promised)
 
 
-def _no_room_beside(draft: Draft, refusal: Refusal, replicas: int, need: Need) -> Draft:
-    gpus = replicas * need.nodes * need.gpus_per_node
+def _no_room_beside(draft: Draft, refusal: Refusal, replicas: int, homeless: int, need: Need) -> Draft:
+    one = need.nodes * need.gpus_per_node
+    lacking = (homeless - 1) * one + (refusal.gpus if isinstance(refusal, Shortage) else one)
     said = (
-        f"the new revision needs {gpus} GPUs beside the one that serves: {refusal.message} → {refusal.fix}; "
+        f"the new revision needs {replicas * one} GPUs beside the one that serves, {lacking} of them are "
+        f"missing: {refusal.message} → {refusal.fix}; "
         f"revision {draft.status.active_revision} keeps serving"
     )
     draft = replace(draft, no_room=refusal).wake(RETRY_SECONDS)

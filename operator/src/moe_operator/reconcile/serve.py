@@ -18,7 +18,7 @@ from moe_operator.api.status import PlacementStatus
 from moe_operator.reconcile.actions import Delete, Event, Obj, Ref
 from moe_operator.reconcile.draft import Draft
 from moe_operator.reconcile.drift import differs, stamped
-from moe_operator.reconcile.gateway_acks import serving_acks
+from moe_operator.reconcile.gateway_acks import draining_acks, serving_acks
 from moe_operator.reconcile.observed_groups import wrong_answer
 from moe_operator.reconcile.snapshot import Snapshot
 from moe_operator.resources.engine_pod import RankSeat, engine_pod
@@ -130,7 +130,9 @@ def _leave(snapshot: Snapshot, draft: Draft, group: Group) -> Draft:
     draft = draft.with_group(record).wake(LOOK_SECONDS)
     overdue = elapsed(record.draining_since or "", snapshot.now) > _drain_seconds(draft, group)
     endpoint = group.endpoint if group.ready else None
-    step = next_leave(endpoint, draft.intent, serving_acks(snapshot), overdue)
+    step = next_leave(
+        endpoint, draft.intent, serving_acks(snapshot), overdue, draining=draining_acks(snapshot)
+    )
     draft = replace(draft, leaving={**draft.leaving, key: step})
     if step is not Leave.DELETE:
         return draft

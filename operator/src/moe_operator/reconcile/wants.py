@@ -15,7 +15,7 @@ from moe_operator.reconcile.accept import accept
 from moe_operator.reconcile.actions import Obj
 from moe_operator.reconcile.decide import first_draft
 from moe_operator.reconcile.draft import Draft
-from moe_operator.reconcile.gateway_acks import gateway_pods
+from moe_operator.reconcile.gateway_acks import draining_gateways, gateway_pods
 from moe_operator.reconcile.place import rollout_failed, unplaced
 from moe_operator.reconcile.plan import plan_step
 from moe_operator.reconcile.serve import served_name
@@ -29,6 +29,7 @@ def wants(snapshot: Snapshot) -> Wants:
     if snapshot.deleting or FINALIZER not in finalizers:
         return Wants()
     draft = plan_step(snapshot, accept(snapshot, first_draft(snapshot)))
+    asked = [*gateway_pods(snapshot), *draining_gateways(snapshot)]
     unproven = [
         (g, g.leader)
         for g in draft.groups
@@ -46,7 +47,7 @@ def wants(snapshot: Snapshot) -> Wants:
             leader.name: served_name(snapshot, draft.records[group.revision].spec)
             for group, leader in unproven
         },
-        gateway_pods={p["metadata"]["name"]: ip for p in gateway_pods(snapshot) if (ip := _ip(p))},
+        gateway_pods={p["metadata"]["name"]: ip for p in asked if (ip := _ip(p))},
         ack_generation=draft.intent.generation if draft.intent else -1,
     )
 

@@ -19,6 +19,7 @@ from moe_operator.resources.security import RESTRICTED_CONTAINER
 
 Obj = dict[str, Any]
 RETRIES = 2  # beyond these the operator waits before it lets the Job try again
+REQUEST_RETRIES = 4  # of one request: seconds, so that a source that does not answer is soon said to be so
 DEADLINE_SECONDS = 6 * 3600  # hashing a trillion parameters from a slow mount takes hours
 
 
@@ -32,6 +33,8 @@ def resolver_job(owner: Owner, name: str, model: ModelSpec, cache: CacheClass, i
         "args": [
             "resolve",
             *source.args,
+            "--retries",
+            str(REQUEST_RETRIES),
             "--listen",
             f"0.0.0.0:{PORT_STAGE_PROGRESS}",
             "--termination-log",

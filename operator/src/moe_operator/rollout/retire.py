@@ -23,8 +23,18 @@ class Leave(Enum):
     DELETE = "delete"  # nobody sends to it any more
 
 
-def next_leave(endpoint: Endpoint | None, intent: Intent | None, acks: Sequence[Ack], overdue: bool) -> Leave:
-    """Decide one step. ``acks``: of every gateway pod that serves; ``overdue``: the drain time is over."""
+def next_leave(
+    endpoint: Endpoint | None,
+    intent: Intent | None,
+    acks: Sequence[Ack],
+    overdue: bool,
+    draining: Sequence[Ack] = (),
+) -> Leave:
+    """Decide one step.
+
+    ``acks``: of every gateway pod that serves; ``draining``: of those on their way out, whose streams count
+    but whose configuration does not; ``overdue``: the drain time is over.
+    """
     if endpoint is None or intent is None:
         return Leave.DELETE
     weight = _weight(intent, endpoint)
@@ -35,7 +45,7 @@ def next_leave(endpoint: Endpoint | None, intent: Intent | None, acks: Sequence[
         return Leave.OUT
     if weight > 0 or not acked:
         return Leave.STANDBY
-    return Leave.STANDBY if _running(endpoint, acks) else Leave.OUT
+    return Leave.STANDBY if _running(endpoint, [*acks, *draining]) else Leave.OUT
 
 
 def _weight(intent: Intent, endpoint: Endpoint) -> int | None:

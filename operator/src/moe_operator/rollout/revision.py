@@ -96,7 +96,8 @@ def superfluous(records: Iterable[Revision], needed: Iterable[str]) -> list[Revi
 
 
 def _canonical(spec: MoESpec) -> Obj:
-    return spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=dict(POD_AFFECTING))
+    dump = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=dict(POD_AFFECTING))
+    return {section: said for section, said in dump.items() if said}  # {}: nothing in it reaches a pod
 
 
 def _from_record(obj: Obj) -> Revision:
