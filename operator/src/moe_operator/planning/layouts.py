@@ -2,7 +2,8 @@
 
 A layout fills all GPUs. Tensor parallelism stays inside the NVLink domain unless it may leave it. Engines
 are started one pod per node, so a data-parallel rank (TP·PP GPUs) either divides a node, or fills whole
-nodes and is the only one. Pipelines of more than ``DEEPEST`` stages are looked at only when pinned.
+nodes and is the only one. Pipelines of more than ``DEEPEST`` stages, and of more than one per node, are
+looked at only when pinned.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 
 from moe_operator.planning.plan import Layout, Refusal, Request
 
-DEEPEST = 16
+DEEPEST = 8
 
 
 def candidates(request: Request, nodes: int) -> Iterator[Layout]:
@@ -19,7 +20,7 @@ def candidates(request: Request, nodes: int) -> Iterator[Layout]:
     gpus = nodes * request.gpus_per_node
     for tensor in _choices(request.pinned.tensor, gpus):
         for pipeline in _choices(request.pinned.pipeline, gpus // tensor if gpus % tensor == 0 else 0):
-            if pipeline > DEEPEST and not request.pinned.pipeline:
+            if pipeline > max(DEEPEST, nodes) and not request.pinned.pipeline:
                 continue
             data, rest = divmod(gpus, tensor * pipeline)
             if rest or data != (request.pinned.data or data):
