@@ -24,7 +24,7 @@ from .view import View
 MANAGER = "kubectl"
 SECONDS = 240.0  # for each thing that is waited for
 QUESTION = "What is a mixture of experts?"
-ANSWER_TOKENS = 32
+ANSWER_TOKENS = 24
 
 
 @dataclass(frozen=True, slots=True)
