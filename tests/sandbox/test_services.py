@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -208,6 +209,24 @@ async def test_a_client_that_leaves_ends_the_connection_to_the_pod(network: Netw
     writer.transport.abort()
     async with asyncio.timeout(10):
         await ended.wait()
+
+
+async def test_a_client_that_is_gone_when_its_pod_finishes_is_no_error(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """shutdown() of a socket whose peer has reset it says ENOTCONN, which is no ConnectionError."""
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+
+    async def too_late(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    monkeypatch.setattr(service_proxy, "_pass", too_late)
+    await network.pod("a", saying("a"))
+    await network.kube.create(web(8080))
+    await network.proxy.sync()
+    assert await network.ask(8080) == ""
+    assert complaints == []
 
 
 async def test_a_port_that_needs_a_privilege_is_shifted_and_said(

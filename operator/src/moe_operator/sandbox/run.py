@@ -48,7 +48,7 @@ from moe_operator.staging.store import init_store
 
 MANAGER = "moe-sandbox"
 HEARTBEAT_SECONDS = 10.0
-CLOSING_GRACE_SECONDS = 2.0
+CLOSING_GRACE_SECONDS = 1.0
 OPERATOR_PORT = 8080
 
 

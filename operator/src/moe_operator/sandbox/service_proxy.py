@@ -175,7 +175,7 @@ class ServiceProxy:
             await writer.drain()
             writer.close()
             await writer.wait_closed()
-        except ConnectionError as error:
+        except OSError as error:  # ENOTCONN of a shutdown() is no ConnectionError
             logger.debug("connection through %s broke: %s", listener.service, error)
         finally:
             there.transport.abort()
