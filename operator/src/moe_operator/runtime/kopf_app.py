@@ -25,6 +25,8 @@ from moe_operator.runtime.wakeups import WakeUps
 WATCHED_CHILDREN: tuple[Kind, ...] = (POD, JOB, DEPLOYMENT, SERVICE, CONFIG_MAP)
 WATCH_SECONDS = 300
 LIST_CHUNK = 500
+# Used for peering only; left out, kopf looks for the user's name, and the user of a pod has none.
+IDENTITY: Any = "moe-operator"
 BACKOFFS = (0.5, 1, 1, 2, 3, 5, 8, 13, 21, 30)
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ class Watches:
         tasks = await kopf.spawn_tasks(
             registry=self._registry(),
             settings=_settings(),
+            identity=IDENTITY,
             standalone=True,
             clusterwide=not self._namespaces,
             namespaces=self._namespaces,
