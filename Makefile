@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MADE := $(VENV)/.made
 
-.PHONY: help setup demo test lint format generate lock clean
+.PHONY: help setup demo demo-kind test lint format generate lock clean
 
 help: ## show what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -17,6 +17,9 @@ $(MADE): requirements.lock pyproject.toml e2e/setup.sh
 
 demo: $(MADE) ## serve a multi-node MoE on this machine and replace its revision under load (KEEP=1: leave it up)
 	@$(BIN)/python -m e2e.scenarios $(if $(KEEP),--keep)
+
+demo-kind: $(MADE) ## the same on a real Kubernetes: kind cluster, images, helm install, demo; it stays up
+	@$(BIN)/python -m e2e.kind demo --bootstrap
 
 test: $(MADE) ## everything that is checked before a change goes in
 	@$(BIN)/python -m tests.tiers

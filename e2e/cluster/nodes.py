@@ -39,6 +39,12 @@ class Kubectl:
         """Run a command; raises CommandFailed."""
         return run(self.program, "--kubeconfig", self.kubeconfig, *arguments)
 
+    def apply(self, *objects: Obj) -> None:
+        """Server-side apply; raises CommandFailed."""
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+        argv = (self.program, "--kubeconfig", self.kubeconfig, "apply", "--server-side", "-f", "-")
+        run(*argv, stdin=text)
+
     def items(self, *arguments: str) -> list[Obj] | None:
         """Objects of a list, or None when the API server does not answer."""
         outcome = attempt(

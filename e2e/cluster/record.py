@@ -29,7 +29,10 @@ class Record:
     @classmethod
     def read(cls, folders: Folders) -> Record | None:
         """The present cluster's record; None when there is none, or its creation was never finished."""
-        return cls(**json.loads(folders.record.read_text())) if folders.record.exists() else None
+        if not folders.record.exists():
+            return None
+        written = json.loads(folders.record.read_text())
+        return cls(**{**written, "source": Source(written["source"])})
 
     def write(self, folders: Folders) -> None:
         """Say that the cluster is whole, in one step."""

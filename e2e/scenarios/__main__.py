@@ -7,7 +7,8 @@ import sys
 
 from rich.console import Console
 
-from .demo import demo_wish, run
+from .demo import run
+from .sandbox_demo import sandbox_demo
 
 
 def main() -> int:
@@ -21,7 +22,7 @@ def main() -> int:
     if given.clients < 1 or given.requests < 0:
         parser.error("--clients must be at least 1, --requests at least 0")
     console = Console(force_terminal=False if given.plain else None, highlight=False)
-    return run(demo_wish(given.clients, given.requests), console, keep=given.keep)
+    return run(sandbox_demo(given.clients, given.requests), console, keep=given.keep)
 
 
 if __name__ == "__main__":

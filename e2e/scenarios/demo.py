@@ -1,4 +1,4 @@
-"""``make demo``: DeepSeek-V3.1 on two of four H20 nodes, served and replaced under load.
+"""The demo: DeepSeek-V3.1 on two of four H20 nodes, served and replaced under load, on any cluster.
 
 Ends with 0 when nothing was lost, 1 when something was or went wrong, 130 when a signal stopped it.
 """
@@ -9,78 +9,71 @@ import asyncio
 import contextlib
 import importlib
 import signal
-import tempfile
-from collections.abc import AsyncIterator, Iterator
-from ipaddress import IPv4Network
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 from moe_operator.runtime.kube import ApiError
-from moe_operator.sandbox.loopback import DEFAULT_RANGE, NoAddressLeft
+from moe_operator.sandbox.loopback import NoAddressLeft
 from moe_operator.sandbox.state_dir import StateUnusable
 from moe_operator.sandbox.taken_port import PortTaken
 from rich.console import Console
 
-from e2e.checkpoints import build
-
 from . import report
-from .backend import Backend, Supplies
+from .backend import Backend
 from .chat import NoAnswer
 from .follow import NotReached
 from .manifest import patched
 from .replace_revision import Told, Wish, replace_revision
-from .sandbox_backend import ROOT, sandbox_backend
 from .screen import Screen
 
+ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "manifests/examples/deepseek-v3.1-2x8-h20.yaml"
 PATCH = ROOT / "manifests/demo/deepseek-v3.1-2x8-h20.patch.yaml"
 CHECKPOINT = "deepseek-v3.1"
-NEXT_IMAGE = "moe-operator/engine-stub:0.33.1"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOPPED = 130
-NEXT = (
-    "make demo KEEP=1                        the same, and the cluster stays up to look around",
-    ".venv/bin/moe-operator sandbox --help   your own MoEDeployments on this machine",
-    "make test                               everything that is checked before a change goes in",
-    "docs/getting-started.md                 what you have just seen, step by step",
-)
 
 
-def demo_wish(clients: int, requests: int) -> Wish:
-    """The example with the stub and the synthetic checkpoint in it."""
-    return Wish(patched(EXAMPLE, PATCH), NEXT_IMAGE, clients, requests)
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """A wish, the cluster it is told to, and commands worth trying after it."""
+
+    wish: Wish
+    cluster: Callable[[Wish], AbstractAsyncContextManager[Backend]]
+    next_steps: Callable[[Backend], Sequence[str]]
 
 
-def run(wish: Wish, console: Console, *, keep: bool) -> int:
+def demo_object(*patches: Path) -> dict[str, object]:
+    """The example with the stub and the synthetic checkpoint in it, and further patches over that."""
+    return patched(EXAMPLE, PATCH, *patches)
+
+
+def run(demo: Demo, console: Console, *, keep: bool) -> int:
     """Tell the story, then leave the cluster up until Ctrl-C when ``keep``; the exit code."""
     try:
-        return asyncio.run(_run(wish, Screen(console), keep))
+        return asyncio.run(_run(demo, Screen(console), keep))
     except asyncio.CancelledError:
-        console.print("\nStopped; nothing is left behind.")
+        console.print("\nStopped.")
         return STOPPED
     except (NoAddressLeft, PortTaken, StateUnusable) as error:
         console.print(f"Error: {error}", markup=False)
         return 1
 
 
-async def _run(wish: Wish, screen: Screen, keep: bool) -> int:
+async def _run(demo: Demo, screen: Screen, keep: bool) -> int:
     with _stop_signals():
         told = Told()
-        async with demo_cluster(wish) as backend:
+        async with demo.cluster(demo.wish) as backend:
             told.stopwatch.part("cluster made")
-            code = await tell(backend, screen, wish, told)
+            code = await tell(backend, screen, demo.wish, told)
+            screen.title("Next")
+            for command in demo.next_steps(backend):
+                screen.say(command)
             if keep:
                 await _stay(backend, screen)
             return code
-
-
-@contextlib.asynccontextmanager
-async def demo_cluster(wish: Wish, loopback: IPv4Network = DEFAULT_RANGE) -> AsyncIterator[Backend]:
-    """A sandbox with what the wish needs."""
-    images = (wish.deployment["spec"]["engine"]["image"], wish.next_image)
-    with tempfile.TemporaryDirectory(prefix="moe-demo-") as directory:
-        await asyncio.to_thread(build, CHECKPOINT, Path(directory, CHECKPOINT))
-        async with sandbox_backend(Supplies(images, Path(directory)), loopback) as backend:
-            yield backend
 
 
 async def tell(backend: Backend, screen: Screen, wish: Wish, told: Told) -> int:
@@ -114,9 +107,6 @@ def _verdict(screen: Screen, told: Told) -> int:
         screen.say(f"✗ {finding}", "red")
     if not findings:
         screen.say("✔ no request failed, no stream broke, every rank is where it was promised", "green")
-    screen.title("Next")
-    for command in NEXT:
-        screen.say(command)
     return 1 if findings else 0
 
 

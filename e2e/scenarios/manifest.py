@@ -5,6 +5,7 @@ The patch is a JSON merge patch (RFC 7386), so ``kubectl patch --local --type me
 
 from __future__ import annotations
 
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ import yaml
 Obj = dict[str, Any]
 
 
-def patched(example: Path, patch: Path) -> Obj:
-    """The one object of ``example`` with ``patch`` over it; ValueError when a file holds anything else."""
-    return merge(_only_object(example), _only_object(patch))
+def patched(example: Path, *patches: Path) -> Obj:
+    """The one object of ``example`` with patches over it; ValueError when a file holds anything else."""
+    return reduce(merge, map(_only_object, patches), _only_object(example))
 
 
 def merge(target: Obj, patch: Obj) -> Obj:

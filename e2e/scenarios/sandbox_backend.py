@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from ipaddress import IPv4Network
-from pathlib import Path
 
 from moe_operator.runtime.aio_kube import AioKube
 from moe_operator.runtime.kube import POD, SERVICE
@@ -20,8 +19,8 @@ from moe_operator.sandbox.run import Sandbox, SandboxConfig
 from moe_operator.sandbox.service_proxy import ANNOTATION_PORT
 
 from .backend import Supplies
+from .demo import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PRESET = "h20-4x8"
 MANAGER = "kubectl"
 LOG_LINES = 15

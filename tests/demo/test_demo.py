@@ -9,8 +9,9 @@ from typing import Any
 
 from rich.console import Console
 
-from e2e.scenarios.demo import demo_cluster, demo_wish, tell
+from e2e.scenarios.demo import tell
 from e2e.scenarios.replace_revision import Told
+from e2e.scenarios.sandbox_demo import demo_cluster, demo_wish
 from e2e.scenarios.screen import Screen
 
 RANGE = IPv4Network("127.112.0.0/12")
