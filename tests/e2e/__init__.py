@@ -1,0 +1,1 @@
+"""What is claimed of a real Kubernetes, on one."""

@@ -1,0 +1,53 @@
+"""What service accounts asked of the API server, from its audit log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from e2e.cluster.command import run
+
+LOG = "/var/log/kubernetes/audit.log"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One kind of request: who, verb, resource (with its subresource) and what became of it."""
+
+    account: str  # namespace:name
+    verb: str
+    resource: str
+    allowed: bool
+    created: bool
+
+
+def asked() -> set[Asked]:
+    """Every kind of request since the cluster was made."""
+    lines = run("docker", "exec", "moe-control-plane", "cat", LOG).splitlines()
+    return {parsed for line in lines if (parsed := parse(json.loads(line)))}
+
+
+def parse(event: dict[str, object]) -> Asked | None:
+    """None for what names no object, such as discovery."""
+    target, user = event.get("objectRef"), event["user"]
+    status, notes = event.get("responseStatus") or {}, event.get("annotations") or {}
+    if not isinstance(target, dict) or not isinstance(user, dict):
+        return None
+    assert isinstance(status, dict) and isinstance(notes, dict)
+    resource = "/".join(filter(None, (target["resource"], target.get("subresource"))))
+    return Asked(
+        account=str(user["username"]).removeprefix("system:serviceaccount:"),
+        verb=str(event["verb"]),
+        resource=resource,
+        allowed=notes.get("authorization.k8s.io/decision") == "allow",
+        created=status.get("code") == 201,
+    )
+
+
+def used(asked: Iterable[Asked], account: str) -> set[tuple[str, str]]:
+    """(verb, resource) that an account needed; an apply that made an object needs both its verbs."""
+    mine = [each for each in asked if each.account == account]
+    return {(each.verb, each.resource) for each in mine} | {
+        ("create", each.resource) for each in mine if each.verb == "patch" and each.created
+    }
