@@ -5,10 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 MADE := $(VENV)/.made
 
-.PHONY: help setup demo demo-kind test lint format generate lock clean
+.PHONY: help setup demo demo-kind e2e-engine test lint format generate lock clean
 
 help: ## show what there is
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1|/' | column -t -s '|'
 
 setup: $(MADE) ## make .venv from requirements.lock
 
@@ -20,6 +20,9 @@ demo: $(MADE) ## serve a multi-node MoE on this machine and replace its revision
 
 demo-kind: $(MADE) ## the same on a real Kubernetes: kind cluster, images, helm install, demo; it stays up
 	@$(BIN)/python -m e2e.kind demo --bootstrap
+
+e2e-engine: $(MADE) ## the real vLLM on CPU behind the product on kind (downloads about 4 GB once; docs/real-engine.md)
+	@$(BIN)/python -m e2e.real_engine --bootstrap $(if $(KEEP),--keep)
 
 test: $(MADE) ## everything that is checked before a change goes in
 	@$(BIN)/python -m tests.tiers
@@ -37,6 +40,7 @@ generate: $(MADE) ## rewrite the CRD, the API page, the chart's copies and manif
 lock: ## resolve pyproject.toml anew into requirements.lock and the images' lock
 	@uv pip compile -q --upgrade --universal --all-extras --generate-hashes --no-emit-index-url --no-header pyproject.toml -o requirements.lock
 	@uv pip compile -q --upgrade --extra operator --constraint requirements.lock --python-version 3.13 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-emit-index-url --no-header pyproject.toml operator/images/build.in -o operator/images/requirements.lock
+	@cd e2e/real_engine && uv pip compile -q --upgrade --overrides overrides.txt --python-version 3.11 --python-platform x86_64-manylinux_2_36 --generate-hashes --no-emit-index-url --no-header requirements.in -o requirements.lock
 
 clean: ## remove what make made here
 	@rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

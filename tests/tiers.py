@@ -56,7 +56,7 @@ TIERS = (
         (
             pytest(
                 "api", "checkpoint", "hardware", "planning", "placement", "engines", "resources", "rollout",
-                "reconcile", "cluster", "chart", "images", workers=2,
+                "reconcile", "cluster", "chart", "images", "real_engine", workers=2,
             ),
         ),
     ),

@@ -66,6 +66,10 @@ def deployment(image: str, installation: str, model: str) -> Obj:
                 "env": [
                     {"name": "VLLM_CPU_KVCACHE_SPACE", "value": "1"},  # GiB
                     {"name": "OMP_NUM_THREADS", "value": "1"},
+                    {
+                        "name": "VLLM_CPU_OMP_THREADS_BIND",
+                        "value": "nobind",
+                    },  # else all ranks sit on one core
                     {"name": "TORCHDYNAMO_DISABLE", "value": "1"},  # the image holds no compiler
                 ],
             },
@@ -74,10 +78,10 @@ def deployment(image: str, installation: str, model: str) -> Obj:
             "placement": {"policy": "Preferred"},  # a tensor-parallel group over two NVLink domains
             "network": {"interface": "eth0"},
             "resources": {"memory": "6Gi", "sharedMemory": "1Gi"},
-            "startup": {"timeoutSeconds": 600},
+            "startup": {"timeoutSeconds": 1800},
             "restart": {"backoffSeconds": 0},
             "rollout": {"drainSeconds": DRAIN_SECONDS},
-            "gateway": {"replicas": 1},
+            "gateway": {"replicas": 1, "service": {"type": "NodePort"}},
             "pod": {
                 "volumes": [
                     {"name": "vllm", "persistentVolumeClaim": {"claimName": CLAIM, "readOnly": True}}

@@ -28,7 +28,7 @@ from e2e.scenarios.replace_revision import MANAGER, misplaced
 from e2e.scenarios.report import RankPod
 from e2e.scenarios.view import View
 
-SECONDS = 600.0  # for each thing that is waited for: every rank of a group starts on the same few cores
+SECONDS = 1800.0  # for each thing that is waited for: every rank of a group starts on the same few cores
 TOKENS = 32
 QUESTION = "What is a mixture of experts?"
 ROLES = {LEADER: "leader", WORKER: "worker"}
@@ -127,7 +127,9 @@ async def _lose(stage: Stage, follower: Follower, rank: int) -> None:
         await follower.until(
             lambda v: _group(v).incarnation > life, f"the loss of the {role} is seen", SECONDS, lambda _: None
         )
-        told.row(f"{role} deleted → the operator starts the group anew", f"{time.monotonic() - lost:.1f} s")
+        told.row(f"{role} deleted → the operator gives the group up", f"{time.monotonic() - lost:.1f} s")
+        await follower.until(_runs(life + 1), "every rank of the new life runs", SECONDS, lambda _: None)
+        told.row(f"{role} deleted → new engines run on every node", f"{time.monotonic() - lost:.1f} s")
         view = await follower.until(
             _serves(life + 1), f"the group serves without its old {role}", SECONDS, lambda _: None
         )
@@ -155,6 +157,16 @@ def _serves(incarnation: int) -> Callable[[View], bool]:
         group = _group(view)
         settled = view.settled(view.status.target_revision)
         return settled and group.verified and group.incarnation == incarnation
+
+    return check
+
+
+def _runs(incarnation: int) -> Callable[[View], bool]:
+    """Whether the engine's container of every rank of that life has started."""
+
+    def check(view: View) -> bool:
+        group = _group(view)
+        return group.incarnation == incarnation and group.boot_timeline.started is not None
 
     return check
 
