@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +37,7 @@ from e2e.scenarios.follow import NotReached
 FOLDER = "real-engine"  # inside the folder that every node sees
 ARTIFACTS = REPOSITORY / "e2e" / "artifacts"
 GONE_SECONDS = 120
-Wrong = (NotReached, NoAnswer, ApiError, TimeoutError, CommandFailed, LookupError)
+WRONG = (NotReached, NoAnswer, ApiError, TimeoutError, CommandFailed, LookupError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,13 @@ def main(bootstrap: bool, keep: bool) -> None:
     folders, progress = Folders.from_environment(), Progress()
     with progress.step("cluster, operator, engine and model"):
         supplies = provide(folders, progress, bootstrap=bootstrap)
-    sys.exit(asyncio.run(_run(supplies, folders, progress, keep=keep)))
+    try:
+        told = asyncio.run(_tell(supplies, folders, progress))
+    finally:
+        if not keep:
+            with progress.step("taking everything away"):
+                _clear(supplies.site.record.client)
+    sys.exit(_verdict(told))
 
 
 def provide(folders: Folders, progress: Progress, *, bootstrap: bool) -> Supplies:
@@ -70,36 +76,30 @@ def provide(folders: Folders, progress: Progress, *, bootstrap: bool) -> Supplie
     weights = model.ensure(parent, installation, image, folders, progress)
     site = bring_up(folders, progress, bootstrap=bootstrap)
     load_missing((image,), folders, progress)
+    _clear(site.record.client)  # of an earlier run, whose group has a past
     claim = manifest.claim(f"{shared_folder.NODE_PATH}/{FOLDER}")
     site.record.client.apply(manifest.namespace(), *claim)
     return Supplies(site, image, installation, weights)
 
 
-async def _run(supplies: Supplies, folders: Folders, progress: Progress, *, keep: bool) -> int:
-    told, client = Told(progress.say), supplies.site.record.client
+async def _tell(supplies: Supplies, folders: Folders, progress: Progress) -> Told:
+    """The story; what goes wrong in it is a finding, and evidence of it is kept."""
+    told, site = Told(progress.say), supplies.site
     deployment = manifest.deployment(supplies.image, supplies.installation, supplies.model)
-    async with kind_backend(supplies.site, folders) as backend:
+    async with kind_backend(site, folders) as backend:
 
         async def gateway_url() -> str:
             return await backend.gateway_url(manifest.NAMESPACE, gateway_name(manifest.NAME))
 
-        stage = Stage(backend.kube, gateway_url, _logs(client), deployment, told)
+        stage = Stage(backend.kube, gateway_url, _logs(site.record.client), deployment, told)
         with progress.step("the real engine"):
-            await _note(told, lambda: real_engine(stage))
-        if told.findings:
-            progress.say(f"what was seen: {await asyncio.to_thread(_keep_evidence, supplies.site)}")
-        if not keep:
-            with progress.step("taking everything away"):
-                await _note(told, lambda: asyncio.to_thread(_clear, client))
-    return _verdict(told)
-
-
-async def _note(told: Told, act: Callable[[], Awaitable[None]]) -> None:
-    """What goes wrong is a finding, so that evidence is kept and the cluster left clean."""
-    try:
-        await act()
-    except Wrong as error:
-        told.findings.append(f"{type(error).__name__}: {error}")
+            try:
+                await real_engine(stage)
+            except WRONG as error:
+                told.findings.append(f"{type(error).__name__}: {error}")
+    if told.findings:
+        progress.say(f"what was seen: {_keep_evidence(site)}")
+    return told
 
 
 def _clear(client: Kubectl) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from pathlib import Path
 
 from e2e.cluster import disk, host
@@ -55,9 +56,9 @@ def ensure(parent: Path, image: str, folders: Folders, progress: Progress) -> st
 def _make(target: Path, image: str, folders: Folders, progress: Progress) -> None:
     with progress.step("packages of the real engine, about 4 GB to download the first time"):
         run_logged(
-            _uv(), "pip", "install", "--quiet", "--target", target, "--python-version", PYTHON,
-            "--python-platform", PLATFORM, "--no-deps", "--only-binary", ":all:", "--require-hashes",
-            "--requirements", LOCK,
+            _uv(), "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:",
+            "--python", sys.executable, "--python-version", PYTHON, "--python-platform", PLATFORM,
+            "--target", target, "--require-hashes", "--requirements", LOCK,
             log=folders.logs / "real-engine-packages.log",
         )  # fmt: skip
     name_as_cpu_build(target)

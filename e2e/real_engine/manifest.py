@@ -18,7 +18,6 @@ NAME = "tiny"
 CLAIM = "real-engine"
 LEADER, WORKER = 0, 1
 NODES = 2
-DRAIN_SECONDS = 5
 
 
 def namespace() -> Obj:
@@ -80,7 +79,6 @@ def deployment(image: str, installation: str, model: str) -> Obj:
             "resources": {"memory": "6Gi", "sharedMemory": "1Gi"},
             "startup": {"timeoutSeconds": 1800},
             "restart": {"backoffSeconds": 0},
-            "rollout": {"drainSeconds": DRAIN_SECONDS},
             "gateway": {"replicas": 1, "service": {"type": "NodePort"}},
             "pod": {
                 "volumes": [
