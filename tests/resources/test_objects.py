@@ -7,11 +7,13 @@ import gzip
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from moe_operator.api.intent import Colour, Endpoint, Intent
 from moe_operator.api.manifest import Manifest, ManifestFile
 from moe_operator.api.policy import CacheClass, Images, OperatorPolicy
 from moe_operator.api.spec import MoESpec
+from moe_operator.gateway.cli import main as moe_gateway_agent
 from moe_operator.planning.plan import Layout
 from moe_operator.resources.engine_pod import RankSeat, engine_pod
 from moe_operator.resources.gateway import gateway_objects, intent_config_map
@@ -29,6 +31,7 @@ from moe_operator.resources.resolver_job import resolver_job
 from moe_operator.resources.revision_record import revision_record
 from moe_operator.rollout.revision import Revision, recorded
 from moe_operator.sandbox.api import MemoryApi
+from moe_operator.staging.cli import main as moestage
 
 from tests.golden import assert_golden
 
@@ -42,7 +45,12 @@ POLICY = OperatorPolicy(
 FILE = ManifestFile(path="model-00001-of-00001.safetensors", size=5, sha256="ab" * 32)
 MANIFEST = Manifest(source="hf://org/model@main", resolved="c0ffee", files=[FILE], config={"a": 1})
 EVERYTHING: Obj = {
-    "model": {"name": "served", "source": "pvc://claim/dir", "credentialsRef": {"name": "hf"}},
+    "model": {
+        "name": "served",
+        "source": "pvc://claim/dir",
+        "credentialsRef": {"name": "hf"},
+        "trustRemoteCode": True,
+    },
     "engine": {
         "type": "vLLM",
         "image": "vllm:1",
@@ -170,6 +178,28 @@ def test_every_child_is_owned_and_labelled(name: str) -> None:
     assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == ("uid-of-k3", True, True)
     assert meta["labels"]["moe-operator.io/deployment"] == "k3"
     assert meta["namespace"] == "team"
+
+
+PROGRAMS: dict[str, click.Group] = {"moestage": moestage, "moe-gateway-agent": moe_gateway_agent}
+
+
+def own_commands(obj: Obj) -> list[tuple[str, list[str]]]:
+    """Program and arguments of every container of an object that runs a program of ours."""
+    body = obj.get("spec", {})
+    pod = body if obj["kind"] == "Pod" else body.get("template", {}).get("spec", {})
+    containers = [*pod.get("initContainers", ()), *pod.get("containers", ())]
+    found = [(c["command"][0], c.get("args", [])) for c in containers if c.get("command")]
+    return [(program, args) for program, args in found if program in PROGRAMS]
+
+
+@pytest.mark.parametrize("name", [name for name, obj in OBJECTS.items() if own_commands(obj)])
+def test_our_programs_understand_what_we_tell_them(name: str) -> None:
+    for program, (command, *args) in own_commands(OBJECTS[name]):
+        group = PROGRAMS[program]
+        parent = click.Context(group)
+        found = group.get_command(parent, command)
+        assert found, command
+        found.make_context(command, args, parent=parent)  # click.UsageError says what it does not know
 
 
 def test_a_users_label_never_wins_over_ours() -> None:

@@ -41,8 +41,6 @@ def stager_source(model: ModelSpec, cache: CacheClass, *, store_mounted: bool) -
         args += ["--credentials-dir", PATH_CREDENTIALS]
         volumes.append({"name": "credentials", "secret": {"secretName": model.credentials_ref.name}})
         mounts.append({"name": "credentials", "mountPath": PATH_CREDENTIALS, "readOnly": True})
-    if model.trust_remote_code:
-        args.append("--trust-remote-code")
     return StagerSource(tuple(args), tuple(volumes), tuple(mounts))
 
 

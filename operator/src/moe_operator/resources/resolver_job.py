@@ -33,6 +33,7 @@ def resolver_job(owner: Owner, name: str, model: ModelSpec, cache: CacheClass, i
         "args": [
             "resolve",
             *source.args,
+            *(["--trust-remote-code"] if model.trust_remote_code else []),
             "--retries",
             str(REQUEST_RETRIES),
             "--listen",
