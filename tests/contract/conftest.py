@@ -2,40 +2,52 @@
 
 ``memory``: ``MemoryKube`` on a ``MemoryApi``. ``rest``: ``AioKube`` → HTTP → ``RestServer`` → ``MemoryApi``.
 ``cluster``: ``AioKube`` on the real API server that ``MOE_CONTRACT_KUBECONFIG`` names; it joins when that is
-set, and must be a cluster in which a namespace, a Node object and our CRD may be made.
+set, and must be a cluster in which namespaces, a Node object and a CRD may be made. Everything made there has
+a name of its own and is removed; what else lives in the cluster does not matter.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
-from moe_operator.api.crd import custom_resource_definition
+from moe_operator.runtime import aio_kube
 from moe_operator.runtime.aio_kube import AioKube
-from moe_operator.runtime.kube import MOE_DEPLOYMENT, NAMESPACE, SERVICE_ACCOUNT, ApiError
+from moe_operator.runtime.kube import (
+    CONFIG_MAP,
+    CRD,
+    NAMESPACE,
+    POD,
+    SERVICE_ACCOUNT,
+    ApiError,
+    Kind,
+    Obj,
+    kind_of,
+)
 from moe_operator.sandbox.api import MemoryApi, MemoryKube
 from moe_operator.sandbox.rest import RestServer
 
-from tests.contract.world import World, eventually, there
+from tests.contract.world import MOE, World, eventually, moe_crd, there
 
-CRD = custom_resource_definition()
 REAL = os.environ.get("MOE_CONTRACT_KUBECONFIG", "")
+MAY_BE_HELD = (MOE, CONFIG_MAP, POD)  # kinds to which the tests give finalizers
 
 
 @asynccontextmanager
 async def memory(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
     api = MemoryApi()
-    api.create(CRD)
+    api.create(moe_crd())
     yield World(MemoryKube(api), forget_history=api.compact)
 
 
 @asynccontextmanager
 async def rest(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
     api = MemoryApi()
-    api.create(CRD)
+    api.create(moe_crd())
     kubeconfig = tmp_path_factory.mktemp("rest") / "kubeconfig"
     async with RestServer(api, admin_token="of-the-tests") as server:
         server.write_kubeconfig(kubeconfig)
@@ -46,15 +58,53 @@ async def rest(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]
 @asynccontextmanager
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
     async with await AioKube.connect(REAL) as kube:
-        await kube.apply(CRD, manager="contract-tests")
-        await eventually(lambda: _served(kube))
         # A real server forgets by itself: its watch cache never reaches back to its first write.
         yield World(kube, forget_history=lambda: None)
 
 
+BACKENDS = {"memory": memory, "rest": rest} | ({"cluster": cluster} if REAL else {})
+
+
+@pytest.fixture(scope="session", autouse=True)
+def our_kind_is_known() -> Iterator[None]:
+    """The client finds the tests' custom kind by its objects, as it finds the operator's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aio_kube, "kind_of", _kind_of)
+        yield
+
+
+def _kind_of(obj: Obj) -> Kind:
+    return MOE if obj["kind"] == MOE.kind else kind_of(obj)
+
+
+@pytest.fixture(scope="session")
+def custom_kind_in_the_cluster(our_kind_is_known: None) -> Iterator[None]:
+    """Our CRD under its test name, in the real cluster for as long as the tests run."""
+    asyncio.run(_install())
+    yield
+    asyncio.run(_uninstall())
+
+
+async def _install() -> None:
+    async with await AioKube.connect(REAL) as kube:
+        await kube.create(moe_crd())
+        await eventually(lambda: _served(kube))
+
+
+async def _uninstall() -> None:
+    name = moe_crd()["metadata"]["name"]
+    async with await AioKube.connect(REAL) as kube:
+        await kube.delete(CRD, None, name)
+        await eventually(lambda: _gone(kube, name))
+
+
+async def _gone(kube: AioKube, name: str) -> bool:
+    return not await there(kube, CRD, None, name)
+
+
 async def _served(kube: AioKube) -> bool:
     try:
-        await kube.list(MOE_DEPLOYMENT)
+        await kube.list(MOE)
     except ApiError as error:
         if error.not_found:
             return False
@@ -62,20 +112,32 @@ async def _served(kube: AioKube) -> bool:
     return True
 
 
-BACKENDS = {"memory": memory, "rest": rest} | ({"cluster": cluster} if REAL else {})
-
-
 @pytest.fixture(params=BACKENDS)
-async def world(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[World]:
-    async with BACKENDS[request.param](tmp_path_factory) as world:
+def backend(request: pytest.FixtureRequest) -> str:
+    if request.param == "cluster":
+        request.getfixturevalue("custom_kind_in_the_cluster")
+    return str(request.param)
+
+
+@pytest.fixture
+async def world(backend: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    async with BACKENDS[backend](tmp_path_factory) as world:
         world.namespace = f"contract-{uuid.uuid4().hex[:10]}"
         await world.kube.create(
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": world.namespace}}
         )
-        if request.param == "cluster":  # pods are refused until a controller has made it
+        if backend == "cluster":  # pods are refused until a controller has made it
             await eventually(lambda: there(world.kube, SERVICE_ACCOUNT, world.namespace, "default"))
         yield world
-        if request.param == "cluster":
+        await _release(world)
+        if await there(world.kube, NAMESPACE, None, world.namespace):
             await world.kube.delete(NAMESPACE, None, world.namespace)
+
+
+async def _release(world: World) -> None:
+    """Let go of everything, so that the namespace can go also after a test that failed."""
+    for kind in MAY_BE_HELD:
+        for item in (await world.kube.list(kind, world.namespace)).items:
+            if item["metadata"].get("finalizers"):
+                drop = [{"op": "remove", "path": "/metadata/finalizers"}]
+                await world.kube.patch_json(kind, world.namespace, item["metadata"]["name"], drop)

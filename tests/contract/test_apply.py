@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from moe_operator.runtime.kube import CONFIG_MAP, MOE_DEPLOYMENT, POD, ApiError, Obj
+from moe_operator.runtime.kube import CONFIG_MAP, POD, ApiError, Obj
 
-from tests.contract.world import World, condition, container, managers, owned_by, refused, version
+from tests.contract.world import (
+    ANOTHER,
+    MOE,
+    World,
+    condition,
+    container,
+    managers,
+    owned_by,
+    refused,
+    version,
+)
 
 
 async def test_apply_creates_what_is_absent(world: World) -> None:
@@ -217,7 +227,7 @@ async def test_a_status_write_can_insist_on_a_version(world: World) -> None:
     late["metadata"]["resourceVersion"] = version(made)
 
     assert await refused(world.kube.apply_status(late, manager="s")) == (409, "Conflict")
-    now = await world.kube.get(MOE_DEPLOYMENT, world.namespace, "moe")
+    now = await world.kube.get(MOE, world.namespace, "moe")
     assert now["status"]["observedGeneration"] == 1
     late["metadata"]["resourceVersion"] = version(now)
     assert (await world.kube.apply_status(late, manager="s"))["status"]["observedGeneration"] == 2
@@ -246,11 +256,29 @@ async def test_a_version_in_an_apply_is_a_precondition(world: World) -> None:
     assert await refused(world.kube.apply(late, manager="m")) == (409, "Conflict")
 
 
-async def test_a_uid_in_an_apply_is_a_precondition(world: World) -> None:
-    await world.kube.apply(world.config_map(), manager="m")
-    other_life = world.config_map(uid="11111111-2222-3333-4444-555555555555")
-
+async def test_an_apply_for_another_life_is_refused(world: World) -> None:
+    other_life = world.config_map(uid=ANOTHER)
     assert await refused(world.kube.apply(other_life, manager="m")) == (409, "Conflict")
+    await world.kube.apply(world.config_map(), manager="m")
+
+    assert await refused(world.kube.apply(other_life, manager="m")) == (422, "Invalid")
+
+
+async def test_a_custom_objects_status_door_does_not_look_at_the_uid(world: World) -> None:
+    """What keeps a status from reaching another life is the version it was decided from."""
+    made = await world.kube.create(world.deployment())
+    status = world.status(observedGeneration=1)
+    status["metadata"]["uid"] = ANOTHER
+
+    new = await world.kube.apply_status(status, manager="s")
+
+    assert new["metadata"]["uid"] == made["metadata"]["uid"]
+    assert new["status"]["observedGeneration"] == 1
+
+
+async def test_nobody_applies(world: World) -> None:
+    assert await refused(world.kube.apply(world.config_map(), manager="")) == (422, "Invalid")
+    assert await refused(world.kube.apply(world.config_map(), manager="m" * 129)) == (422, "Invalid")
 
 
 async def test_managed_fields_are_not_the_clients_to_apply(world: World) -> None:
@@ -283,14 +311,33 @@ async def test_what_is_owned_is_spelled_as_fields_v1(world: World) -> None:
     await world.kube.apply(world.config_map(), manager="m")
 
 
-async def test_an_unknown_field_is_not_owned(world: World) -> None:
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"spec": {"unheardOf": 1}}, ".spec.unheardOf: field not declared in schema"),
+        ({"alsoUnknown": True}, ".alsoUnknown: field not declared in schema"),
+        ({"status": {"unheardOf": 1}}, ".status.unheardOf: field not declared in schema"),
+        ({"spec": {"replicas": "1"}}, ".spec.replicas: expected numeric (int or float), got "),
+        ({"spec": {"engine": "vLLM"}}, ".spec.engine: expected map, got "),
+        ({"spec": {"engine": {"env": {"A": "1"}}}}, ".spec.engine.env: expected list, got "),
+        ({"spec": {"engine": {"env": [{"value": "1"}]}}}, ".spec.engine.env: element 0: "),
+        ({"spec": {"engine": {"env": [{"name": "A"}, {"name": "A"}]}}}, ".spec.engine.env"),
+        ({"metadata": {"labels": ["a"]}}, ".metadata.labels: "),
+    ],
+)
+async def test_what_is_not_of_the_schema_cannot_be_applied(world: World, part: Obj, words: str) -> None:
+    """Neither pruned nor judged field by field: the whole configuration is refused, through any door."""
+    await world.kube.create(world.deployment())
     sent = world.deployment()
-    sent["spec"]["unheardOf"] = 1
+    sent["metadata"] |= part.get("metadata", {})
+    sent |= {name: value for name, value in part.items() if name != "metadata"}
 
-    made = await world.kube.apply(sent, manager="m")
-
-    assert "unheardOf" not in made["spec"]
-    assert "f:unheardOf" not in made["metadata"]["managedFields"][0]["fieldsV1"]["f:spec"]
+    for apply in (world.kube.apply, world.kube.apply_status):
+        with pytest.raises(ApiError) as refusal:
+            await apply(sent, manager="m")
+        assert (refusal.value.status, refusal.value.reason) == (500, "Unknown")
+        assert refusal.value.message.startswith("failed to create typed patch object (")
+        assert words in refusal.value.message
 
 
 async def test_a_change_of_the_spec_is_validated_when_applied(world: World) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from moe_operator.runtime.kube import CONFIG_MAP, MOE_DEPLOYMENT, NAMESPACE, NODE, POD, Kind
+from moe_operator.runtime.kube import CONFIG_MAP, NAMESPACE, NODE, POD, Kind
 
-from tests.contract.world import World, eventually, owned_by, refused, there, version
+from tests.contract.world import MOE, World, eventually, owned_by, refused, there, version
 
 HOLD = "contract.example/hold"
 RELEASE = [{"op": "remove", "path": "/metadata/finalizers"}]
@@ -33,14 +33,14 @@ async def test_an_object_without_finalizers_goes_at_once(world: World) -> None:
 async def test_a_finalizer_holds_a_deleted_object(world: World) -> None:
     made = await world.kube.create(world.deployment(finalizers=[HOLD]))
 
-    await world.kube.delete(MOE_DEPLOYMENT, world.namespace, "moe")
-    marked = await world.kube.get(MOE_DEPLOYMENT, world.namespace, "moe")
+    await world.kube.delete(MOE, world.namespace, "moe")
+    marked = await world.kube.get(MOE, world.namespace, "moe")
     assert marked["metadata"]["deletionTimestamp"]
     assert marked["metadata"]["deletionGracePeriodSeconds"] == 0
     assert marked["metadata"]["generation"] == made["metadata"]["generation"] + 1
 
-    await world.kube.patch_json(MOE_DEPLOYMENT, world.namespace, "moe", RELEASE)
-    assert not await there(world.kube, MOE_DEPLOYMENT, world.namespace, "moe")
+    await world.kube.patch_json(MOE, world.namespace, "moe", RELEASE)
+    assert not await there(world.kube, MOE, world.namespace, "moe")
 
 
 async def test_deleting_again_changes_nothing(world: World) -> None:
@@ -65,13 +65,13 @@ async def test_no_finalizer_is_added_to_what_is_going(world: World) -> None:
 
 async def test_what_is_going_can_still_be_written(world: World) -> None:
     made = await world.kube.create(world.deployment(finalizers=[HOLD]))
-    await world.kube.delete(MOE_DEPLOYMENT, world.namespace, "moe")
+    await world.kube.delete(MOE, world.namespace, "moe")
 
     new = await world.kube.apply_status(world.status(observedGeneration=2), manager="s")
 
     assert new["status"]["observedGeneration"] == 2
     assert new["metadata"]["uid"] == made["metadata"]["uid"]
-    await world.kube.patch_json(MOE_DEPLOYMENT, world.namespace, "moe", RELEASE)
+    await world.kube.patch_json(MOE, world.namespace, "moe", RELEASE)
 
 
 async def test_a_delete_can_be_for_one_life_and_one_version(world: World) -> None:
@@ -140,9 +140,9 @@ async def test_dependents_go_with_their_owner_in_the_background(world: World) ->
     await world.kube.create(world.config_map("grandchild", ownerReferences=[owned_by(child)]))
     await world.kube.create(world.config_map("stranger"))
 
-    await world.kube.delete(MOE_DEPLOYMENT, world.namespace, "moe")
+    await world.kube.delete(MOE, world.namespace, "moe")
 
-    assert not await there(world.kube, MOE_DEPLOYMENT, world.namespace, "moe")
+    assert not await there(world.kube, MOE, world.namespace, "moe")
     await gone(world, CONFIG_MAP, "child")
     await gone(world, CONFIG_MAP, "grandchild")
     assert await there(world.kube, CONFIG_MAP, world.namespace, "stranger")
@@ -193,9 +193,9 @@ async def test_an_owner_deleted_in_the_foreground_goes_last(world: World) -> Non
     held = world.config_map("held", ownerReferences=[owned_by(owner, block=True)], finalizers=[HOLD])
     await world.kube.create(held)
 
-    await world.kube.delete(MOE_DEPLOYMENT, world.namespace, "moe", propagation="Foreground")
+    await world.kube.delete(MOE, world.namespace, "moe", propagation="Foreground")
 
-    waiting = await world.kube.get(MOE_DEPLOYMENT, world.namespace, "moe")
+    waiting = await world.kube.get(MOE, world.namespace, "moe")
     assert waiting["metadata"]["finalizers"] == ["foregroundDeletion"]
 
     async def is_going() -> bool:
@@ -203,9 +203,9 @@ async def test_an_owner_deleted_in_the_foreground_goes_last(world: World) -> Non
         return "deletionTimestamp" in child["metadata"]
 
     await eventually(is_going)
-    assert await there(world.kube, MOE_DEPLOYMENT, world.namespace, "moe")
+    assert await there(world.kube, MOE, world.namespace, "moe")
     await world.kube.patch_json(CONFIG_MAP, world.namespace, "held", RELEASE)
-    await gone(world, MOE_DEPLOYMENT, "moe")
+    await gone(world, MOE, "moe")
 
 
 async def test_a_foreground_deletion_does_not_wait_for_those_that_do_not_block(world: World) -> None:
@@ -213,9 +213,9 @@ async def test_a_foreground_deletion_does_not_wait_for_those_that_do_not_block(w
     loose = world.config_map("loose", ownerReferences=[owned_by(owner, block=False)], finalizers=[HOLD])
     await world.kube.create(loose)
 
-    await world.kube.delete(MOE_DEPLOYMENT, world.namespace, "moe", propagation="Foreground")
+    await world.kube.delete(MOE, world.namespace, "moe", propagation="Foreground")
 
-    await gone(world, MOE_DEPLOYMENT, "moe")
+    await gone(world, MOE, "moe")
     await world.kube.patch_json(CONFIG_MAP, world.namespace, "loose", RELEASE)
 
 
@@ -223,9 +223,9 @@ async def test_orphans_lose_their_owner_and_live_on(world: World) -> None:
     owner = await world.kube.create(world.deployment())
     await world.kube.create(world.config_map("child", ownerReferences=[owned_by(owner)]))
 
-    await world.kube.delete(MOE_DEPLOYMENT, world.namespace, "moe", propagation="Orphan")
+    await world.kube.delete(MOE, world.namespace, "moe", propagation="Orphan")
 
-    await gone(world, MOE_DEPLOYMENT, "moe")
+    await gone(world, MOE, "moe")
     child = await world.kube.get(CONFIG_MAP, world.namespace, "child")
     assert "ownerReferences" not in child["metadata"]
 
@@ -238,7 +238,7 @@ async def test_a_namespace_goes_with_all_that_is_in_it(world: World) -> None:
     await world.kube.delete(NAMESPACE, None, world.namespace)
 
     await gone(world, CONFIG_MAP, "cm")
-    await gone(world, MOE_DEPLOYMENT, "moe")
+    await gone(world, MOE, "moe")
     going = await world.kube.get(NAMESPACE, None, world.namespace)
     assert going["status"]["phase"] == "Terminating"
     assert going["metadata"]["deletionTimestamp"]

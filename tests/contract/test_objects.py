@@ -6,7 +6,6 @@ import pytest
 from moe_operator.runtime.kube import (
     CONFIG_MAP,
     DEPLOYMENT,
-    MOE_DEPLOYMENT,
     NAMESPACE,
     POD,
     SERVICE,
@@ -14,7 +13,7 @@ from moe_operator.runtime.kube import (
     Obj,
 )
 
-from tests.contract.world import World, container, refused, version
+from tests.contract.world import ANOTHER, MOE, World, container, refused, version
 
 
 async def test_a_new_object_gets_what_only_the_server_knows(world: World) -> None:
@@ -25,7 +24,7 @@ async def test_a_new_object_gets_what_only_the_server_knows(world: World) -> Non
     assert int(meta["resourceVersion"]) > 0
     assert meta["creationTimestamp"].endswith("Z")
     assert meta["generation"] == 1
-    assert await world.kube.get(MOE_DEPLOYMENT, world.namespace, "moe") == made
+    assert await world.kube.get(MOE, world.namespace, "moe") == made
 
 
 async def test_the_server_does_not_take_its_own_fields_from_a_client(world: World) -> None:
@@ -135,6 +134,29 @@ async def test_a_replace_needs_the_version_it_was_made_from(world: World) -> Non
     assert (await world.kube.replace({**new, "data": {"a": "3"}}))["data"] == {"a": "3"}
 
 
+@pytest.mark.parametrize("key", ["", "a/b", "..", "..a", "é", "a" * 254])
+async def test_a_config_map_has_the_keys_of_files(world: World, key: str) -> None:
+    assert await refused(world.kube.create(world.config_map(data={key: "1"}))) == (422, "Invalid")
+
+
+async def test_a_patch_may_name_the_uid_but_not_change_it(world: World) -> None:
+    made = await world.kube.create(world.config_map())
+
+    def uid(value: str) -> list[Obj]:
+        return [{"op": "add", "path": "/metadata/uid", "value": value}]
+
+    patch = world.kube.patch_json
+    assert await refused(patch(CONFIG_MAP, world.namespace, "cm", uid(ANOTHER))) == (422, "Invalid")
+    assert await patch(CONFIG_MAP, world.namespace, "cm", uid(made["metadata"]["uid"])) == made
+
+
+async def test_a_new_object_has_no_version_yet(world: World) -> None:
+    made = await world.kube.create(world.config_map())
+    made["metadata"]["name"] = "copy"
+
+    assert await refused(world.kube.create(made)) == (500, "Unknown")
+
+
 async def test_a_replace_is_for_one_life_of_an_object(world: World) -> None:
     first = await world.kube.create(world.config_map())
     await world.kube.delete(CONFIG_MAP, world.namespace, "cm")
@@ -182,12 +204,12 @@ async def test_a_write_through_the_main_door_leaves_the_status_alone(world: Worl
 
 
 async def test_a_json_patch_is_all_or_nothing(world: World) -> None:
-    await world.kube.create(world.config_map(data={"a": "1", "b/c": "2"}))
+    await world.kube.create(world.config_map(data={"a": "1"}, annotations={"b/c": "2"}))
     good = [
         {"op": "test", "path": "/data/a", "value": "1"},
         {"op": "replace", "path": "/data/a", "value": "9"},
         {"op": "add", "path": "/data/new", "value": "3"},
-        {"op": "move", "from": "/data/b~1c", "path": "/data/d"},
+        {"op": "move", "from": "/metadata/annotations/b~1c", "path": "/data/d"},
     ]
     patched = await world.kube.patch_json(CONFIG_MAP, world.namespace, "cm", good)
     assert patched["data"] == {"a": "9", "new": "3", "d": "2"}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from moe_operator.api.names import LABEL_DEPLOYMENT
-from moe_operator.runtime.kube import CONFIG_MAP, EVENT, MOE_DEPLOYMENT, POD, ApiError
+from moe_operator.runtime import aio_kube
+from moe_operator.runtime.kube import CONFIG_MAP, EVENT, POD, ApiError, Kind
 
-from tests.contract.world import World, container, refused, version, watching
+from tests.contract.world import MOE, World, container, refused, version, watching
 
 LABELS = {
     "one": {"app": "a", "tier": "front", LABEL_DEPLOYMENT: "kimi"},
@@ -117,7 +120,7 @@ async def test_items_say_what_they_are(world: World) -> None:
 async def test_a_list_of_all_namespaces_holds_ours(world: World) -> None:
     await world.kube.create(world.deployment())
 
-    found = await world.kube.list(MOE_DEPLOYMENT)
+    found = await world.kube.list(MOE)
 
     ours = [o for o in found.items if o["metadata"]["namespace"] == world.namespace]
     assert [o["metadata"]["name"] for o in ours] == ["moe"]
@@ -125,12 +128,46 @@ async def test_a_list_of_all_namespaces_holds_ours(world: World) -> None:
 
 async def test_a_long_list_is_whole(world: World) -> None:
     names = [f"cm-{index:04}" for index in range(1030)]  # more than two pages of the client
-    for name in names:
-        await world.kube.create(world.config_map(name, labels={"long": "yes"}))
+    at_once = asyncio.Semaphore(20)
+
+    async def make(name: str) -> None:
+        async with at_once:
+            await world.kube.create(world.config_map(name, labels={"long": "yes"}))
+
+    await asyncio.gather(*(make(name) for name in names))
 
     found = await world.kube.list(CONFIG_MAP, world.namespace, labels="long=yes")
 
     assert [item["metadata"]["name"] for item in found.items] == names
+
+
+async def test_nothing_is_in_a_namespace_that_is_not_there(world: World) -> None:
+    assert (await world.kube.list(POD, f"no-{world.namespace}")).items == ()
+
+
+async def test_what_nothing_serves_is_not_found(world: World) -> None:
+    """How the operator notices that its CRD is missing."""
+    absent = Kind("absent.example", "v1", "Thing", "things")
+
+    assert (await refused(world.kube.list(absent)))[0] == 404
+    assert (await refused(world.kube.get(absent, world.namespace, "x")))[0] == 404
+
+
+async def test_a_watch_goes_on_when_the_server_ends_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is lost and nothing is told twice where one answer ends and the next begins."""
+    monkeypatch.setattr(aio_kube, "WATCH_SECONDS", 1)
+    start = (await world.kube.list(CONFIG_MAP, world.namespace)).resource_version
+    names = [f"cm-{index}" for index in range(8)]
+
+    async def make() -> None:
+        for name in names:
+            await world.kube.create(world.config_map(name, labels={"w": "1"}))
+            await asyncio.sleep(0.3)  # so that the changes stretch over several answers
+
+    async with watching(world.kube, CONFIG_MAP, world.namespace, labels="w", resource_version=start) as seen:
+        _, events = await asyncio.gather(make(), seen.take(len(names)))
+
+    assert events == [("ADDED", name) for name in names]
 
 
 async def test_a_watch_tells_what_happened_since(world: World) -> None:
@@ -158,9 +195,9 @@ async def test_a_watch_without_a_version_starts_with_what_is_there(world: World)
     await world.kube.create(world.deployment("one"))
     await world.kube.create(world.deployment("two"))
 
-    async with watching(world.kube, MOE_DEPLOYMENT, world.namespace) as seen:
+    async with watching(world.kube, MOE, world.namespace) as seen:
         assert sorted(await seen.take(2)) == [("ADDED", "one"), ("ADDED", "two")]
-        await world.kube.delete(MOE_DEPLOYMENT, world.namespace, "one")
+        await world.kube.delete(MOE, world.namespace, "one")
         assert await seen.take(1) == [("DELETED", "one")]
 
 
@@ -179,18 +216,18 @@ async def test_a_watch_sees_objects_enter_and_leave_its_selection(world: World) 
 
 async def test_a_watch_is_of_one_namespace(world: World) -> None:
     start = (await world.kube.list(CONFIG_MAP, world.namespace)).resource_version
-    foreign = world.config_map("foreign")
-    foreign["metadata"] |= {"namespace": "default", "name": f"foreign-{world.namespace}"}
+    elsewhere = {"namespace": "default", "name": f"foreign-{world.namespace}"}
+    foreign = {**world.config_map(), "metadata": elsewhere}
 
     async with watching(world.kube, CONFIG_MAP, world.namespace, resource_version=start) as seen:
         await world.kube.create(foreign)
+        await world.kube.delete(CONFIG_MAP, "default", elsewhere["name"])
         await world.kube.create(world.config_map("ours", labels={"w": "1"}))
         taken = [await seen.take(1)]
         while taken[-1] != [("ADDED", "ours")]:
             taken.append(await seen.take(1))  # a real server's own ConfigMap may come first
-    await world.kube.delete(CONFIG_MAP, "default", f"foreign-{world.namespace}")
 
-    assert [("ADDED", f"foreign-{world.namespace}")] not in taken
+    assert [("ADDED", elsewhere["name"])] not in taken
 
 
 async def test_a_pod_that_ends_is_seen_marked_and_then_deleted(world: World) -> None:

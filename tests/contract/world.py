@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from moe_operator.api.names import API_VERSION, KIND
+from moe_operator.api.crd import custom_resource_definition
 from moe_operator.runtime.kube import ApiError, Kind, Kube, Obj, WatchEvent
 
-DEADLINE = 30.0
+ANOTHER = "11111111-2222-3333-4444-555555555555"  # a uid that nothing has
+DEADLINE = 90.0  # a new custom kind is unknown to a cluster's garbage collector for half a minute
+
+# Our custom resource under a name of the tests' own: an operator or a chart in the cluster is not disturbed.
+MOE = Kind(f"t{uuid.uuid4().hex[:8]}.contract.example", "v1alpha1", "ContractMoE", "contractmoes")
+
+
+@cache
+def moe_crd() -> Obj:
+    """Our CRD, but for its names."""
+    crd = custom_resource_definition()
+    crd["metadata"]["name"] = f"{MOE.plural}.{MOE.group}"
+    crd["spec"]["group"] = MOE.group
+    crd["spec"]["names"] = {"kind": MOE.kind, "plural": MOE.plural, "singular": MOE.kind.lower()}
+    return crd
 
 
 @dataclass
@@ -36,8 +52,8 @@ class World:
     def deployment(self, name: str = "moe", **meta: Any) -> Obj:
         """A MoEDeployment."""
         return {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
+            "apiVersion": MOE.api_version,
+            "kind": MOE.kind,
             "metadata": self._meta(name, meta),
             "spec": {
                 "model": {"source": "https://models.example/kimi"},
@@ -49,8 +65,8 @@ class World:
     def status(self, name: str = "moe", **status: Any) -> Obj:
         """A MoEDeployment's status, to be applied."""
         return {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
+            "apiVersion": MOE.api_version,
+            "kind": MOE.kind,
             "metadata": {"name": name, "namespace": self.namespace},
             "status": status,
         }

@@ -231,9 +231,13 @@ class MoEDeployment(ApiModel):
 
     @classmethod
     def parse(cls, obj: Mapping[str, Any]) -> Self:
-        """Read an object as the API server hands it out; :class:`SpecError` names every bad field."""
+        """Read an object as a client sends it; :class:`SpecError` names every bad field.
+
+        A status that comes with it is dropped unread, as the API server drops it.
+        """
+        sent = {name: part for name, part in obj.items() if name != "status"}
         try:
-            deployment = cls.model_validate(dict(obj), by_alias=True, by_name=False)
+            deployment = cls.model_validate(sent, by_alias=True, by_name=False)
         except ValidationError as error:
             raise SpecError([_field_error(line["loc"], line["msg"]) for line in error.errors()]) from None
         errors = list(broken_rules(deployment, ""))

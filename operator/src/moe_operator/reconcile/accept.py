@@ -69,9 +69,8 @@ def accept(snapshot: Snapshot, draft: Draft) -> Draft:
             Reason.NAMESPACE_TERMINATING,
             f"namespace {snapshot.namespace} is being deleted: nothing new can be created in it",
         )
-    wished = {member: value for member, value in snapshot.object.items() if member != "status"}
     try:
-        spec = MoEDeployment.parse(wished).spec
+        spec = MoEDeployment.parse(snapshot.object).spec
     except SpecError as error:
         return _refused(draft, Reason.INVALID_SPEC, _listed(f"{e.path}: {e.message}" for e in error.errors))
     denied = list(_denied(spec, snapshot.policy))

@@ -282,8 +282,8 @@ def _refusal(code: int, text: str) -> ApiError:
     """The Status object of an answer; proxies in between answer with plain text."""
     try:
         status = json.loads(text)
-        return ApiError(code, status["reason"], status.get("message", ""))
-    except (ValueError, KeyError, TypeError):
+        return ApiError(code, status.get("reason") or "Unknown", status["message"])
+    except (ValueError, KeyError, TypeError, AttributeError):
         return ApiError(code, "Unknown", text.strip()[:500])
 
 

@@ -13,6 +13,7 @@ from moe_operator.sandbox.api_catalogue import Catalogue
 from moe_operator.sandbox.api_defaults import fill_defaults
 from moe_operator.sandbox.api_lifecycle import SYSTEM_META
 from moe_operator.sandbox.api_resources import Resource
+from moe_operator.sandbox.api_typing import untypable
 from moe_operator.sandbox.field_ownership import dotted, owned_fields
 from moe_operator.sandbox.wire import clone, plain
 
@@ -35,19 +36,50 @@ class Admission(Protocol):
 
 def received(catalogue: Catalogue, obj: Obj) -> tuple[Resource, Obj]:
     """A request's object, as our own copy; ApiError 400 when it is no object at all."""
+    resource, new = _read(catalogue, obj)
+    if found := api_validation.misshapen(resource, new):
+        kind = resource.kind
+        raise errors.bad_request(f"{kind.kind} in version {kind.version!r} cannot be handled: {found[0]}")
+    return resource, new
+
+
+def configured(catalogue: Catalogue, obj: Obj) -> tuple[Resource, Obj]:
+    """An applied configuration, as our own copy; ApiError 500 when it cannot be merged."""
+    resource, config = _read(catalogue, obj)
+    if found := untypable(resource, config):
+        meta = config["metadata"]
+        raise errors.not_typed(resource.kind, meta.get("namespace", ""), meta.get("name", ""), found[0])
+    return resource, config
+
+
+def _read(catalogue: Catalogue, obj: Obj) -> tuple[Resource, Obj]:
     try:
-        new = plain(obj)
+        new, free = plain(obj), plain(obj, nulls=True)
     except TypeError as error:
         raise errors.bad_request(str(error)) from error
     if not isinstance(new, dict) or not isinstance(new.get("metadata"), dict):
         raise errors.bad_request("the object provided has no metadata")
     resource = catalogue.of_object(new)
-    if found := api_validation.misshapen(resource, new):
-        kind = resource.kind
-        raise errors.bad_request(f"{kind.kind} in version {kind.version!r} cannot be handled: {found[0]}")
+    if resource.schema is not None:
+        new = {**_without_absent(resource.schema, free), "metadata": new["metadata"]}
     if resource.kind.namespaced and not new["metadata"].get("namespace"):
         raise errors.bad_request("metadata.namespace: an empty namespace may not be set")
     return resource, new
+
+
+def _without_absent(schema: Mapping[str, Any], value: Any) -> Any:
+    """A custom object without the nulls that mean absence; in what no schema describes, null is a value."""
+    if isinstance(value, list):
+        return [_without_absent(schema.get("items", {}), item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    known, rest = schema.get("properties", {}), schema.get("additionalProperties")
+    members = ((name, part, known.get(name, rest)) for name, part in value.items())
+    return {
+        name: _without_absent(member or {}, part)
+        for name, part, member in members
+        if part is not None or member is None or member.get("nullable")
+    }
 
 
 def _without_unchanged(schema: Mapping[str, Any], new: Obj, old: Obj | None) -> Mapping[str, Any]:
@@ -90,7 +122,7 @@ class Gate:
             config = {**kept, "metadata": meta}
         elif resource.has_status:
             config = {name: value for name, value in config.items() if name != "status"}
-        return self.admission.prune(resource.schema, config) if resource.schema is not None else config
+        return config
 
     def unknown_fields(self, resource: Resource, obj: Obj) -> list[str]:
         """Fields of a custom object that its schema does not know and that would be dropped."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from moe_operator.runtime.kube import ApiError, Kind
 
+UNKNOWN = "Unknown"  # what clients call a refusal that names no reason
+
 
 def resource_name(kind: Kind) -> str:
     """``pods``, ``deployments.apps``: how messages name a resource."""
@@ -52,6 +54,12 @@ def invalid(kind: Kind, name: str, problems: list[str]) -> ApiError:
     text = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
     subject = f"{kind.kind}.{kind.group}" if kind.group else kind.kind
     return ApiError(422, "Invalid", f'{subject} "{name}" is invalid: {text}')
+
+
+def not_typed(kind: Kind, namespace: str, name: str, why: str) -> ApiError:
+    """500 without a reason: an applied configuration does not fit the schema that it would be merged by."""
+    what = f"{namespace}/{name}; {kind.api_version}, Kind={kind.kind}"
+    return ApiError(500, UNKNOWN, f"failed to create typed patch object ({what}): {why}")
 
 
 def forbidden(kind: Kind, name: str, why: str) -> ApiError:

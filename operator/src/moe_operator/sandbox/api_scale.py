@@ -18,10 +18,9 @@ def read_scale(api: MemoryApi, kind: Kind, namespace: str, name: str) -> Obj:
         field: obj["metadata"][field]
         for field in ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
     }
-    status = {
-        "replicas": _read(obj, paths.status_replicas) or 0,
-        "selector": _selector_text(_read(obj, paths.selector)),
-    }
+    status = {"replicas": _read(obj, paths.status_replicas) or 0}
+    if selector := _selector_text(_read(obj, paths.selector)):
+        status["selector"] = selector
     return {
         "apiVersion": "autoscaling/v1",
         "kind": "Scale",

@@ -25,7 +25,7 @@ from moe_operator.runtime import kube
 from moe_operator.runtime.kube import ApiError, Kind, Listing, Obj
 from moe_operator.sandbox import api_errors as errors
 from moe_operator.sandbox import field_ownership, garbage, patches, selectors
-from moe_operator.sandbox.api_admission import Admission, Gate, received
+from moe_operator.sandbox.api_admission import Admission, Gate, configured, received
 from moe_operator.sandbox.api_catalogue import Catalogue
 from moe_operator.sandbox.api_collector import Collector
 from moe_operator.sandbox.api_lifecycle import (
@@ -36,6 +36,7 @@ from moe_operator.sandbox.api_lifecycle import (
     released,
     without_managed_fields,
 )
+from moe_operator.sandbox.api_preconditions import check_absent, check_manager, check_patch, check_put
 from moe_operator.sandbox.api_resources import Resource, established
 from moe_operator.sandbox.api_store import Selection, Store, Stored, Watch, too_new
 from moe_operator.sandbox.field_ownership import Fields, Manager, Managers, Owned, dated, dotted, fields_of
@@ -159,7 +160,7 @@ class MemoryApi:
         """POST. ApiError 409 AlreadyExists, 404/403 for the namespace, 422 for the content."""
         resource, new = received(self.catalogue, obj)
         if "resourceVersion" in new["metadata"]:
-            raise errors.bad_request("resourceVersion should not be set on objects to be created")
+            raise ApiError(500, errors.UNKNOWN, "resourceVersion should not be set on objects to be created")
         return self._create(resource, new, Writer(manager), operation="Update")
 
     def replace(self, obj: Obj, *, manager: str = "unknown", subresource: str = "") -> Obj:
@@ -194,14 +195,13 @@ class MemoryApi:
         except patches.PatchError as error:
             raise errors.invalid(kind, name, [f"the server rejected our request: {error}"]) from error
         _, new = received(self.catalogue, new)
-        self._check_preconditions(resource, stored, new)
+        check_patch(resource, stored.obj, new, subresource)
         return self._update(resource, stored, new, Writer(manager, subresource))
 
     def apply(self, obj: Obj, *, manager: str, force: bool = True, subresource: str = "") -> Obj:
         """Server-side apply; ApiError 409 names the managers in the way when not forced."""
-        if not manager:
-            raise errors.bad_request("fieldManager is required for apply patch")
-        resource, config = received(self.catalogue, obj)
+        check_manager(manager)
+        resource, config = configured(self.catalogue, obj)
         if "managedFields" in config["metadata"]:
             raise errors.bad_request("metadata.managedFields must be nil")
         writer = Writer(manager, subresource)
@@ -209,7 +209,7 @@ class MemoryApi:
         stored = self.store.table(resource.kind).find(self._key(resource, config))
         if stored is None:
             return self._apply_new(resource, config, writer)
-        self._check_preconditions(resource, stored, config)
+        check_patch(resource, stored.obj, config, subresource)
         return self._apply_over(resource, stored, config, writer, force=force)
 
     def delete(
@@ -273,15 +273,8 @@ class MemoryApi:
 
     def _addressed(self, resource: Resource, new: Obj) -> Stored:
         stored = self.stored(resource, *self._key(resource, new))
-        self._check_preconditions(resource, stored, new)
+        check_put(resource, stored.obj, new)
         return stored
-
-    def _check_preconditions(self, resource: Resource, stored: Stored, new: Obj) -> None:
-        meta, current = new["metadata"], stored.obj["metadata"]
-        if meta.get("uid", current["uid"]) != current["uid"]:
-            raise errors.precondition(resource.kind, current["name"], "uid", meta["uid"], current["uid"])
-        if meta.get("resourceVersion", current["resourceVersion"]) != current["resourceVersion"]:
-            raise errors.stale(resource.kind, current["name"])
 
     def _create(
         self, resource: Resource, new: Obj, writer: Writer, operation: Literal["Apply", "Update"]
@@ -327,10 +320,7 @@ class MemoryApi:
         name = config["metadata"].get("name", "")
         if writer.subresource:
             raise errors.not_found(resource.kind, name)
-        if config["metadata"].keys() & {"uid", "resourceVersion"}:
-            raise errors.conflict(
-                resource.kind, name, "the object does not exist, but a precondition was given"
-            )
+        check_absent(resource, config)
         return self._create(resource, config, writer, operation="Apply")
 
     def _apply_over(

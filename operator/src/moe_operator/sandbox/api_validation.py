@@ -22,6 +22,7 @@ _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
 _QUALIFIED = re.compile(r"([a-z0-9.\-]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_CONFIG_KEY = re.compile(r"(?!\.$|\.\.)[-._a-zA-Z0-9]+")
 _ENV_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 _QUANTITY = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+|m|k|[KMGTPE]i?|[unpfa])?")
 _DNS_LABEL_NAMES = frozenset({"services", "namespaces"})
@@ -43,12 +44,17 @@ _MUST_BE_THERE: Mapping[str, tuple[str, ...]] = {
 
 def misshapen(resource: Resource, obj: Obj) -> list[str]:
     """Parts of the wrong JSON type, where another type could not even be stored."""
-    found = list(_wrong_types(resource.shape, obj, ""))
+    found = list(_wrong_types(resource.shape, _judged_here(resource, obj), ""))
     for field in ("labels", "annotations"):
         values = obj["metadata"].get(field, {})
         if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
             found.append(f"metadata.{field}: must be a map of strings")
     return found
+
+
+def _judged_here(resource: Resource, obj: Obj) -> Obj:
+    """Of a custom object the metadata: the rest is its schema's to judge."""
+    return {"metadata": obj["metadata"]} if resource.custom else obj
 
 
 def _wrong_types(shape: Shape, value: Any, where: str) -> Iterator[str]:
@@ -81,7 +87,7 @@ def problems(resource: Resource, obj: Obj) -> list[str]:
     """Everything wrong with a new or changed object."""
     meta = obj["metadata"]
     found = [*_name_problems(resource.kind, meta.get("name", "")), *_metadata_problems(meta)]
-    found += repeated_items(resource.shape, obj)
+    found += repeated_items(resource.shape, _judged_here(resource, obj))
     if rule := _RULES.get(resource.kind.plural) if not resource.custom else None:
         found += rule(obj)
     return found
@@ -248,8 +254,16 @@ def _service_problems(service: Obj) -> list[str]:
 
 
 def _config_map_problems(config_map: Obj) -> list[str]:
-    size = sum(len(v.encode()) for part in ("data", "binaryData") for v in config_map.get(part, {}).values())
-    return [f"data: Too long: may not be more than {_MAX_CONFIG_MAP} bytes"] if size > _MAX_CONFIG_MAP else []
+    parts = [(part, config_map.get(part, {})) for part in ("data", "binaryData")]
+    found = [
+        _bad(f"{part}[{key}]", key, "must be at most 253 alphanumeric characters, '-', '_' or '.'")
+        for part, values in parts
+        for key in values
+        if len(key) > 253 or not _CONFIG_KEY.fullmatch(key)
+    ]
+    if sum(len(value.encode()) for _, values in parts for value in values.values()) > _MAX_CONFIG_MAP:
+        found.append(f"data: Too long: may not be more than {_MAX_CONFIG_MAP} bytes")
+    return found
 
 
 def _crd_problems(crd: Obj) -> list[str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from moe_operator.runtime.kube import ApiError, Obj, WatchEvent
+from moe_operator.sandbox.api_errors import UNKNOWN
 from moe_operator.sandbox.api_store import Watch
 
 
@@ -122,12 +123,13 @@ def _line(type_: str, obj: Obj) -> bytes:
 
 def status_of(error: ApiError) -> Obj:
     """The Status object of a refusal."""
+    reason = {} if error.reason == UNKNOWN else {"reason": error.reason}
     return {
         "kind": "Status",
         "apiVersion": "v1",
         "metadata": {},
         "status": "Failure",
         "message": error.message,
-        "reason": error.reason,
+        **reason,
         "code": error.status,
     }

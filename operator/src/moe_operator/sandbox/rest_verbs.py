@@ -146,7 +146,6 @@ class Verbs:
         return as_json(new, headers=warnings)
 
     def _applied(self, request: web.Request, target: Target, obj: Obj) -> web.StreamResponse:
-        warnings = self._field_warnings(request, target, obj)
         there = self._exists(target)
         new = self._api.apply(
             obj,
@@ -154,7 +153,7 @@ class Verbs:
             force=request.query.get("force") == "true",
             subresource=target.subresource,
         )
-        return as_json(new, status=200 if there else 201, headers=warnings)
+        return as_json(new, status=200 if there else 201)
 
     def _exists(self, target: Target) -> bool:
         table = self._api.store.table(target.resource.kind)

@@ -11,20 +11,21 @@ from typing import Any, TypeVar, cast
 T = TypeVar("T")
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any, *, nulls: bool = False) -> Any:
     """A copy of ``value`` made of dict, list, str, int, float, bool only.
 
-    Keys with the value None are dropped, as the API server drops explicit nulls. TypeError for anything
-    that JSON cannot carry.
+    Keys with the value None are dropped, as the API server drops explicit nulls, unless ``nulls`` keeps them.
+    TypeError for anything that JSON cannot carry.
     """
     if isinstance(value, Enum):
         value = value.value
     if value is None or type(value) in (str, int, bool, float):
         return value
     if isinstance(value, Mapping):
-        return {_key(name): plain(part) for name, part in value.items() if part is not None}
+        kept = ((name, part) for name, part in value.items() if nulls or part is not None)
+        return {_key(name): plain(part, nulls=nulls) for name, part in kept}
     if isinstance(value, (list, tuple)):
-        return [plain(part) for part in value]
+        return [plain(part, nulls=nulls) for part in value]
     raise TypeError(f"{type(value).__name__} is not a JSON value: {value!r}")
 
 
