@@ -76,7 +76,8 @@ def deployment(image: str, installation: str, model: str) -> Obj:
             "accelerators": {"product": "NVIDIA-H20", "nodes": NODES, "gpusPerNode": 1},
             "placement": {"policy": "Preferred"},  # a tensor-parallel group over two NVLink domains
             "network": {"interface": "eth0"},
-            "resources": {"memory": "6Gi", "sharedMemory": "1Gi"},
+            # A pod without a request gets what all others leave of the processor.
+            "resources": {"cpu": "1", "memory": "6Gi", "sharedMemory": "1Gi"},
             "startup": {"timeoutSeconds": 1800},
             "restart": {"backoffSeconds": 0},
             "gateway": {"replicas": 1, "service": {"type": "NodePort"}},
