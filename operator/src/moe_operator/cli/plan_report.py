@@ -199,12 +199,13 @@ def _state(chosen: Assessment) -> str:
 
 
 def _free(report: Report) -> Iterator[str]:
-    cluster = report.cluster
+    cluster, layout = report.cluster, report.plan.layout
     if cluster is None:
         return
+    needed = f"; this layout takes {layout.nodes}" if layout else ""
     yield (
         f"Free now    {cluster.free_gpus} GPUs on {cluster.usable_nodes} usable of {cluster.nodes} nodes, "
-        f"{cluster.free_nodes} of them with room for a whole pod"
+        f"{cluster.free_nodes} of them with room for a whole pod{needed}"
     )
     yield from (f"            {why}" for why in cluster.excluded)
 
