@@ -159,37 +159,42 @@ def test_a_manifest_that_is_not_there_is_none_and_one_that_cannot_be_read_is_an_
         Kubectl().manifest("ns", "m")
 
 
-def test_the_collected_manifest_goes_before_the_catalogue(kubectl: Path) -> None:
-    config = json.loads((CONFIGS / "moonshotai--Kimi-K3.config.json").read_text())
+def collected(kubectl: Path, total_bytes: int) -> None:
+    """What the operator keeps of a resolved Kimi-K3."""
     manifest = Manifest.model_validate(
         {
             "source": "hf://moonshotai/Kimi-K3",
-            "revision": "9f62e4e9",
-            "config": config,
-            "weights": {"totalBytes": 1_560_860_324_864},
+            "config": json.loads((CONFIGS / "moonshotai--Kimi-K3.config.json").read_text()),
+            "weights": {"totalBytes": total_bytes},
             "files": [],
         }
     )
     data = {"manifest.json": manifest.model_dump_json(by_alias=True)}
     (kubectl / "configmap.json").write_text(json.dumps({"metadata": {"name": "m"}, "data": data}))
+
+
+def planned(*more: str) -> Any:
+    asked = ["plan", "-f", str(EXAMPLE), "--against-cluster", "-o", "yaml", *more]
+    result = CliRunner().invoke(main, asked, catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    return yaml.safe_load(result.stdout)
+
+
+def test_the_collected_manifest_goes_before_the_catalogue(kubectl: Path) -> None:
+    collected(kubectl, 1_560_860_324_864)
     put(kubectl, "nodes", *(node(f"n{i}") for i in range(4)))
     put(kubectl, "pods", pod("n0", 8))
-    asked = [
-        "plan",
-        "-f",
-        str(EXAMPLE),
-        "--against-cluster",
-        "--context",
-        "kind-x",
-        "-n",
-        "team",
-        "-o",
-        "yaml",
-    ]
-    result = CliRunner().invoke(main, asked, catch_exceptions=False)
-    found = yaml.safe_load(result.stdout)
-    assert result.exit_code == 0
+    found = planned("--context", "kind-x", "-n", "team")
     assert found["model"]["factsFrom"].startswith("ConfigMap team/")
     assert found["cluster"]["free_nodes"] == 3
     lines = (kubectl / "asked").read_text().splitlines()
     assert lines and all(line.startswith("--context kind-x get ") for line in lines)
+
+
+def test_weights_that_the_operator_counted_by_their_shapes_are_counted_so_here(kubectl: Path) -> None:
+    collected(kubectl, 687_156)  # a checkpoint whose tensors were shrunk for a trial
+    put(kubectl, "nodes", *(node(f"n{i}") for i in range(4)))
+    put(kubectl, "pods")
+    found = planned()
+    assert found["model"]["weightsBytes"] > 1_560_000_000_000
+    assert any("the index says 687,156 bytes" in said for said in found["assumptions"])
