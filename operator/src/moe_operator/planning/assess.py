@@ -2,7 +2,7 @@
 
 The rank that matters is the one whose stage leaves the smallest share of what a request needs; all others
 get at least as much. Budgets are the engines': vLLM claims ``memory_utilization`` of the GPU for all it
-does, SGLang for weights and caches only.
+does, SGLang of what is free before it loads, and for weights and caches only.
 """
 
 from __future__ import annotations
@@ -104,8 +104,16 @@ def _stage(
 
 
 def budget_bytes(request: Request) -> int:
-    """What the engine may use of a GPU (vllm/v1/worker/utils.py: request_memory)."""
-    return ceil((request.gpu_memory_bytes or 0) * request.memory_utilization)
+    """What the engine may use of a GPU.
+
+    vLLM takes its share of all memory (vllm/v1/worker/utils.py: request_memory); SGLang of what is free
+    before the weights load, when CUDA and NCCL are already there (sglang model_runner.py; InferenceX#2128:
+    125.65 GiB of weights need 0.9113 of an H200 with 140.40 GiB, so 137.88 GiB were free).
+    """
+    memory, assumed = request.gpu_memory_bytes or 0, request.assumed
+    if request.engine == "SGLang":
+        memory = max(0, memory - assumed.runtime_bytes - assumed.nccl_bytes)
+    return ceil(memory * request.memory_utilization)
 
 
 def _judged(base: Assessment, checkpoint: Checkpoint, request: Request, ranks: Ranks) -> Assessment:
@@ -143,9 +151,9 @@ def _judged(base: Assessment, checkpoint: Checkpoint, request: Request, ranks: R
 
 
 def _memory(request: Request, stage: Stage, longest: int, needed: int) -> list[Refusal]:
-    budget = budget_bytes(request)
-    if stage.weight_bytes > budget:
-        return [refuse.weights_exceed(request, stage, budget)]
+    budget, memory = budget_bytes(request), request.gpu_memory_bytes or 0
+    if stage.weight_bytes + request.assumed.runtime_bytes > memory:
+        return [refuse.weights_exceed(stage, memory)]
     if stage.pool_bytes <= 0 or longest == 0:
         return [refuse.no_cache(request, stage, budget)]
     if request.max_model_len and longest < request.max_model_len:

@@ -14,12 +14,12 @@ def gib(size: float) -> str:
     return f"{size / GIB:.2f}"
 
 
-def weights_exceed(request: Request, stage: Stage, budget: int) -> Refusal:
-    """The weights alone are more than the engine may use."""
+def weights_exceed(stage: Stage, memory: int) -> Refusal:
+    """The weights alone are more than a GPU holds beside the CUDA runtime."""
     return Refusal(
         "WEIGHTS_EXCEED_MEMORY",
-        f"{gib(stage.weight_bytes)} GiB of weights on every rank of stage {stage.number}, but the engine may "
-        f"use {gib(budget)} GiB of a GPU: torch.OutOfMemoryError while loading",
+        f"{gib(stage.weight_bytes)} GiB of weights on every rank of stage {stage.number}, but a GPU has "
+        f"{gib(memory)} GiB: torch.OutOfMemoryError while loading",
         "more nodes, a smaller quantization, or larger GPUs",
     )
 
@@ -32,15 +32,15 @@ def no_cache(request: Request, stage: Stage, budget: int) -> Refusal:
             f"initializing the engine. (weights {gib(stage.weight_bytes)} GiB, other memory "
             f"{gib(budget - stage.weight_bytes - stage.pool_bytes)} GiB, budget {gib(budget)} GiB)"
         )
+        fix = "more nodes, a higher memoryUtilization, or a smaller maxNumBatchedTokens"
     else:
-        needed = stage.weight_bytes / (request.gpu_memory_bytes or 1)
+        needed = stage.weight_bytes / budget * request.memory_utilization
         message = (
             "Loaded weights leave no GPU memory for the KV cache under "
             f"--mem-fraction-static={request.memory_utilization:g}; weights alone need {needed:.4f}"
         )
-    return Refusal(
-        "NO_KV_MEMORY", message, "more nodes, a higher memoryUtilization, or a smaller maxNumBatchedTokens"
-    )
+        fix = f"more nodes, or a memoryUtilization above {needed:.4f}"
+    return Refusal("NO_KV_MEMORY", message, fix)
 
 
 def cache_too_small(request: Request, stage: Stage, needed: int, longest: int) -> Refusal:
