@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -193,7 +194,7 @@ def test_what_runs_by_a_detour_is_said_and_not_refused(asked: Request, code: str
         (V3, Pinned(tensor=8), {"all_to_all": "nixl_ep"}),
     ],
 )
-def test_what_divides_is_not_refused(name: str, pinned: Pinned, changes: dict[str, object]) -> None:
+def test_what_divides_is_not_refused(name: str, pinned: Pinned, changes: dict[str, Any]) -> None:
     assert planned(request(name, "NVIDIA-H200", 1, pinned, **changes)).refusals == ()
 
 

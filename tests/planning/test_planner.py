@@ -230,3 +230,13 @@ def test_draft_layers_are_loaded_only_for_speculative_decoding() -> None:
     assert not [row.name for row in plain.rows if row.name == "MTP layers"]
     assert any("MTP" in said for said in plain.assumptions)
     assert checkpoint(V3).draft_layers
+
+
+def test_a_static_share_that_leaves_no_room_for_activations_is_a_caution_with_one_that_does() -> None:
+    asked = request(nodes=2, engine="SGLang", memory_utilization=0.97)
+    [said] = [c for c in planned(asked).cautions if c.code == "STATIC_SHARE_TOO_LARGE"]
+    share = float(said.fix.split()[1])
+    assert 0.8 < share < 0.97
+    for engine, utilization in (("SGLang", share), ("vLLM", 0.97)):
+        calmer = planned(replace(asked, engine=engine, memory_utilization=utilization))
+        assert "STATIC_SHARE_TOO_LARGE" not in [c.code for c in calmer.cautions]

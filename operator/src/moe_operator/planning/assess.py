@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import ceil
 
 from moe_operator.checkpoint.model import Checkpoint
@@ -132,11 +133,13 @@ def _judged(base: Assessment, checkpoint: Checkpoint, request: Request, ranks: R
     slack = stage.pool_bytes - (per_rank * needed if request.max_model_len else 0)
     memory = _memory(request, stage, longest, needed)
     lasting = [m for m in memory if m.code not in TOLERATED.get(request.engine, ())]
+    crowded = (refuse.nothing_beside_pool(request, stage) for stage in ranks.stages)
+    minor = (*(m for m in memory if m not in lasting), *islice(filter(None, crowded), 1))
     refusals = (*base.refusals, *lasting)
     return replace(
         base,
         verdict=_verdict(refusals, slack, longest, own),
-        cautions=(*base.cautions, *(m for m in memory if m not in lasting)),
+        cautions=(*base.cautions, *minor),
         stages=tuple(ranks.stages),
         worst=worst,
         kv_token_bytes=cache.token_bytes,

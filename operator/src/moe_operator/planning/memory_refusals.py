@@ -5,6 +5,8 @@ vLLM: vllm/v1/core/kv_cache_utils.py (check_enough_kv_cache_memory); SGLang: the
 
 from __future__ import annotations
 
+from math import floor
+
 from moe_operator.planning.assumed import GIB
 from moe_operator.planning.plan import Layout, Refusal, Request, Stage
 
@@ -53,6 +55,24 @@ def cache_too_small(request: Request, stage: Stage, needed: int, longest: int) -
         f"({gib(stage.pool_bytes)} GiB). Based on the available memory, the estimated maximum model length "
         f"is {longest}.",
         f"engine.maxModelLen: {longest} or less, kvCacheDtype: FP8, or parallelism.decodeContext or pipeline",
+    )
+
+
+def nothing_beside_pool(request: Request, stage: Stage) -> Refusal | None:
+    """SGLang fills its static share whatever comes beside it; activations and graphs need the rest."""
+    total = request.gpu_memory_bytes or 0
+    left = total - stage.weight_bytes - stage.pool_bytes
+    beside = sum(row.size for row in stage.rows) - stage.weight_bytes
+    if request.engine != "SGLang" or stage.pool_bytes <= 0 or beside <= left:
+        return None
+    before_loading = total - request.assumed.runtime_bytes - request.assumed.nccl_bytes
+    share = request.memory_utilization - (beside - left) / before_loading
+    return Refusal(
+        "STATIC_SHARE_TOO_LARGE",
+        f"--mem-fraction-static={request.memory_utilization:g} leaves {gib(left)} GiB beside weights and KV "
+        f"cache, but activations, graphs and runtime take about {gib(beside)} GiB: out of memory while "
+        "graphs are captured or under load",
+        f"engine.memoryUtilization: {floor(100 * share) / 100:.2f} or less, or a smaller maxNumBatchedTokens",
     )
 
 
