@@ -36,7 +36,9 @@ def published_models() -> dict[str, Any]:
 
 
 def _entry(path: Path, known: dict[str, Any]) -> dict[str, Any]:
-    side = path.with_name(path.name.replace(".config.json", ".hf_quant_config.json"))
+    side = path.with_name(
+        f"{known.get('quantization_file', path.name.removesuffix('.config.json'))}.hf_quant_config.json"
+    )
     entry = {"config": json.loads(path.read_text()), "source": VERBATIM}
     if side.exists():
         entry["quantizationFile"] = json.loads(side.read_text())

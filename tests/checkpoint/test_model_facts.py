@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from moe_operator.checkpoint.fields import MAX_LAYERS
 from moe_operator.checkpoint.model_facts import checkpoint_from_config
@@ -202,6 +202,7 @@ NAMES = [
 ]  # fmt: skip
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(NAMES), json_values | st.integers(0, 300), max_size=6))
 def test_any_json_is_either_read_or_refused(change: dict[str, Any]) -> None:
     try:
@@ -217,6 +218,7 @@ def test_any_json_is_either_read_or_refused(change: dict[str, Any]) -> None:
     "name",
     ["moonshotai--Kimi-K3", "deepseek-ai--DeepSeek-V4-Pro", "nvidia--MiniMax-M3-NVFP4", "Qwen--Qwen3.5-27B"],
 )
+@settings(deadline=None)
 @given(data=st.data())
 def test_a_published_config_with_one_field_broken_is_either_read_or_refused(
     name: str, data: st.DataObject

@@ -1,19 +1,16 @@
-"""Facts from directories, sources over HTTP, and a cluster seen through kubectl."""
+"""Facts from directories and from sources over HTTP."""
 
 from __future__ import annotations
 
 import json
-import stat
 import threading
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 from moe_operator.cli import model_files
-from moe_operator.cli.cluster_view import Kubectl, NoCluster, gpus_of
 from moe_operator.cli.model_files import NoFacts
 
 from e2e.checkpoints.build import build
@@ -107,72 +104,3 @@ def test_a_file_that_is_no_shard_is_said_in_one_line(tmp_path: Path, content: by
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(NoFacts, match=r"model\.safetensors"):
         model_files.from_directory(tmp_path)
-
-
-def node(name: str, gpus: int = 8, product: str = "NVIDIA-H20", cordoned: bool = False) -> dict[str, Any]:
-    resources = {"nvidia.com/gpu": str(gpus)}
-    return {
-        "metadata": {
-            "name": name,
-            "labels": {"nvidia.com/gpu.product": product, "nvidia.com/gpu.memory": "97871"},
-        },
-        "spec": {"unschedulable": cordoned},
-        "status": {
-            "allocatable": resources,
-            "capacity": resources,
-            "conditions": [{"type": "Ready", "status": "True"}],
-        },
-    }
-
-
-def pod(on: str, gpus: int) -> dict[str, Any]:
-    limits = {"limits": {"nvidia.com/gpu": str(gpus)}}
-    return {
-        "metadata": {"name": f"pod-{on}", "namespace": "default"},
-        "spec": {"nodeName": on, "containers": [{"resources": limits}]},
-        "status": {"phase": "Running"},
-    }
-
-
-@pytest.fixture
-def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A kubectl that prints what lies in files, one per resource."""
-    script = tmp_path / "kubectl"
-    script.write_text(
-        f"#!/bin/sh\nshift\nif [ -f {tmp_path}/$1.json ]; then cat {tmp_path}/$1.json; "
-        'else echo "Error from server (Forbidden): no $1 for you" >&2; exit 1; fi\n'
-    )
-    script.chmod(script.stat().st_mode | stat.S_IEXEC)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    return tmp_path
-
-
-def put(directory: Path, resource: str, *items: dict[str, Any]) -> None:
-    (directory / f"{resource}.json").write_text(json.dumps({"items": list(items)}))
-
-
-def test_free_gpus_are_counted_on_nodes_that_may_be_used(kubectl: Path) -> None:
-    nodes = [node("a"), node("b"), node("c", cordoned=True), node("d", product="NVIDIA-H200")]
-    put(kubectl, "nodes", *nodes)
-    put(kubectl, "pods", pod("b", 3))
-    put(kubectl, "moedeployments")
-    found = gpus_of(Kubectl(), "NVIDIA-H20", 8, "nvidia.com/gpu")
-    assert (found.nodes, found.usable_nodes, found.free_nodes, found.free_gpus) == (3, 2, 1, 13)
-    assert found.memory_mib == 97_871 and found.excluded == ("c is cordoned",)
-
-
-def test_a_cluster_without_the_product_says_what_it_has(kubectl: Path) -> None:
-    put(kubectl, "nodes", node("a", product="NVIDIA-H200"))
-    with pytest.raises(NoCluster, match=r"no node with GPUs of product NVIDIA-H20 .*NVIDIA-H200"):
-        gpus_of(Kubectl(), "NVIDIA-H20", 8, "nvidia.com/gpu")
-
-
-def test_what_kubectl_refuses_is_said_in_its_words(kubectl: Path) -> None:
-    with pytest.raises(NoCluster, match="no nodes for you"):
-        gpus_of(Kubectl(), "NVIDIA-H20", 8, "nvidia.com/gpu")
-
-
-def test_a_machine_without_kubectl_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(NoCluster, match="kubectl is not on PATH"):
-        Kubectl().items("nodes")

@@ -64,8 +64,13 @@ class Case:
         return default if found is None else found
 
 
+def filled_in() -> dict[str, Json]:
+    """What was added to a published case, by its id."""
+    return dict(_read("inputs")["cases"])
+
+
 def cases() -> list[Case]:
-    inputs = _read("inputs")["cases"]
+    inputs = filled_in()
     return [Case(raw, inputs.get(raw["id"], {})) for raw in _read("cases")["cases"]]
 
 
@@ -99,7 +104,7 @@ def question(case: Case) -> Request:
         tensor //= data
     ep = case.raw["ep"]
     node = gpus // nodes
-    spans = case.given("forced_tensor", False) or (tensor or 0) > node
+    spans = case.given("forced_tensor", (tensor or 0) > node)
     args = case.raw.get("args") or {}
     return Request(
         engine=engine,
@@ -124,6 +129,7 @@ def question(case: Case) -> Request:
         kv_cache_dtype=case.more.get("kv_cache_dtype") or _cache_type(case.raw.get("kv_cache_dtype")),
         prefix_caching=case.given("prefix_caching", True),
         draft_tokens=case.given("draft_tokens", 0),
+        all_to_all=case.given("all_to_all", ""),
     )
 
 

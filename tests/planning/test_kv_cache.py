@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ GIB = 1 << 30
 
 
 def cache(
-    name: str, tensor: int = 1, dtype: str = "BF16", decode_context: int = 1, **changes: object
+    name: str, tensor: int = 1, dtype: str = "BF16", decode_context: int = 1, **changes: Any
 ) -> StageCache:
     model = checkpoint(name)
     layout = Layout(tensor, 1, 1, False, 1, tensor, decode_context)

@@ -19,6 +19,7 @@ from moe_operator.api.manifest import Manifest
 from moe_operator.checkpoint.model import Checkpoint
 from moe_operator.checkpoint.model_facts import checkpoint_from_config
 from moe_operator.checkpoint.unreadable import UnreadableConfig
+from moe_operator.reconcile.plan import checkpoint_of
 from moe_operator.staging.failure import StageError
 
 CONFIG = "config.json"
@@ -97,9 +98,13 @@ def from_source(url: str) -> ModelFacts:
 
 
 def from_manifest(manifest: Manifest, origin: str) -> ModelFacts:
-    """From what the operator's resolver collected."""
-    total = manifest.weights.total_bytes or manifest.total_bytes
-    return _facts(manifest.source, manifest.config, total, None, origin)
+    """From what the operator's resolver collected, read as the operator reads it.
+
+    The operator has accepted these files: a contradiction of config and weights is said, not refused.
+    """
+    checkpoint = checkpoint_of(manifest)
+    assert checkpoint
+    return ModelFacts(manifest.source, _mixture(checkpoint), origin)
 
 
 def from_catalogue(source: str) -> ModelFacts:
@@ -168,11 +173,15 @@ def _facts(
     checkpoint = checkpoint_from_config(config, total, quantization, tensors)
     if checkpoint.contradiction:
         raise UnreadableConfig(checkpoint.contradiction)
+    return ModelFacts(name, _mixture(checkpoint), origin)
+
+
+def _mixture(checkpoint: Checkpoint) -> Checkpoint:
     if not checkpoint.is_moe:
         raise NoFacts(
             f"{checkpoint.architecture} is a dense model: moe-operator serves Mixture-of-Experts models"
         )
-    return ModelFacts(name, checkpoint, origin)
+    return checkpoint
 
 
 def _bytes_of(path: Path) -> bytes:

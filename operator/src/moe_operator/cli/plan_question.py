@@ -13,16 +13,18 @@ from moe_operator.api.names import manifest_name
 from moe_operator.api.policy import OperatorPolicy
 from moe_operator.api.spec import MoEDeployment, MoESpec, SpecError
 from moe_operator.cli import model_files
-from moe_operator.cli.cluster_view import ClusterGpus, Kubectl, gpus_of
+from moe_operator.cli.cluster_view import ClusterGpus, GpuPod, Kubectl, gpus_of
 from moe_operator.cli.model_files import ModelFacts, NoFacts
 from moe_operator.hardware.catalogue import CATALOGUE, Gpu
 from moe_operator.planning.assumed import MIB
 from moe_operator.planning.plan import Pinned, Request
 from moe_operator.planning.question import gpu_of, request_for, version_of
 from moe_operator.reconcile.accept import with_preset
+from moe_operator.reconcile.place import tolerations_of
 from moe_operator.reconcile.plan import source_digest
 
 Options = dict[str, Any]
+ANY_GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists"}
 RULES_OF = {"vLLM": "0.33", "SGLang": "0.5"}  # versions that the rules are written for
 
 
@@ -48,7 +50,14 @@ def from_object(options: Options, kubectl: Kubectl) -> Question:
     namespace = options["namespace"] or deployment.metadata.get("namespace") or "default"
     facts = _facts(spec, deployment.name, namespace, options, kubectl)
     want = spec.accelerators
-    cluster = _cluster(options, kubectl, want.product, want.gpus_per_node or 1, want.resource_name)
+    pod = GpuPod(
+        want.product,
+        want.gpus_per_node or 1,
+        want.resource_name,
+        tolerations_of(spec),
+        spec.placement.node_selector,
+    )
+    cluster = gpus_of(kubectl, pod, policy) if options["against_cluster"] else None
     request = request_for(spec, facts.checkpoint, policy)
     gpu = _gpu(want.product, gpu_of(want.product, policy), options["gpu_memory"], cluster)
     if spec.placement.domain.type == "Label" and want.nodes is None:
@@ -70,9 +79,11 @@ def from_flags(options: Options, kubectl: Kubectl) -> Question:
     if not options["gpu"]:
         raise NoFacts("give the GPU with --gpu, such as NVIDIA-H20")
     facts = model_files.from_files(options["config"], options["index"], options["weights_bytes"])
-    known = gpu_of(options["gpu"], _policy(options["policy"]))
+    policy = _policy(options["policy"])
+    known = gpu_of(options["gpu"], policy)
     per_node = options["gpus_per_node"] or (known.nvlink_gpus if known else 8)
-    cluster = _cluster(options, kubectl, options["gpu"], per_node, "nvidia.com/gpu")
+    pod = GpuPod(options["gpu"], per_node, tolerations=(ANY_GPU_TAINT,))
+    cluster = gpus_of(kubectl, pod, policy) if options["against_cluster"] else None
     gpu = _gpu(options["gpu"], known, options["gpu_memory"], cluster)
     engine = options["engine"]
     request = Request(
@@ -136,12 +147,6 @@ def _facts(spec: MoESpec, name: str, namespace: str, options: Options, kubectl: 
     if options["read_source"]:
         return model_files.from_source(spec.model.source)
     return model_files.from_catalogue(spec.model.source)
-
-
-def _cluster(
-    options: Options, kubectl: Kubectl, product: str, per_node: int, resource: str
-) -> ClusterGpus | None:
-    return gpus_of(kubectl, product, per_node, resource) if options["against_cluster"] else None
 
 
 def _gpu(product: str, known: Gpu | None, memory_mib: int | None, cluster: ClusterGpus | None) -> Gpu:

@@ -22,6 +22,7 @@ SCHEMA = "moe.plan/v1"
 BAR = 48
 SHOWN = 5
 WORTH_A_LINE = GIB // 20
+COUNTS = ((1e12, "T", 1), (1e9, "B", 0), (1e6, "M", 0), (1, "", 0))
 MARKS = {"Fits": ("✔", "+"), "Tight": ("!", "!"), "Refused": ("✖", "x")}
 
 
@@ -199,12 +200,13 @@ def _state(chosen: Assessment) -> str:
 
 
 def _free(report: Report) -> Iterator[str]:
-    cluster = report.cluster
+    cluster, layout = report.cluster, report.plan.layout
     if cluster is None:
         return
+    needed = f"; this layout takes {layout.nodes}" if layout else ""
     yield (
         f"Free now    {cluster.free_gpus} GPUs on {cluster.usable_nodes} usable of {cluster.nodes} nodes, "
-        f"{cluster.free_nodes} of them with room for a whole pod"
+        f"{cluster.free_nodes} of them with room for a whole pod{needed}"
     )
     yield from (f"            {why}" for why in cluster.excluded)
 
@@ -238,7 +240,8 @@ def _result(plan: Plan) -> str:
 
 
 def _count(number: int) -> str:
-    return f"{number / 1e12:.1f}T" if number >= 1e12 else f"{number / 1e9:.0f}B"
+    scale, letter, digits = next(c for c in COUNTS if number >= c[0])
+    return f"{number / scale:.{digits}f}{letter}"
 
 
 def _duration(seconds: float) -> str:

@@ -2,7 +2,7 @@
 
 The rank that matters is the one whose stage leaves the smallest share of what a request needs; all others
 get at least as much. Budgets are the engines': vLLM claims ``memory_utilization`` of the GPU for all it
-does, SGLang for weights and caches only.
+does, SGLang of what is free before it loads, and for weights and caches only.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import ceil
 
 from moe_operator.checkpoint.model import Checkpoint
@@ -104,8 +105,16 @@ def _stage(
 
 
 def budget_bytes(request: Request) -> int:
-    """What the engine may use of a GPU (vllm/v1/worker/utils.py: request_memory)."""
-    return ceil((request.gpu_memory_bytes or 0) * request.memory_utilization)
+    """What the engine may use of a GPU.
+
+    vLLM takes its share of all memory (vllm/v1/worker/utils.py: request_memory); SGLang of what is free
+    before the weights load, when CUDA and NCCL are already there (sglang model_runner.py; InferenceX#2128:
+    125.65 GiB of weights need 0.9113 of an H200 with 140.40 GiB, so 137.88 GiB were free).
+    """
+    memory, assumed = request.gpu_memory_bytes or 0, request.assumed
+    if request.engine == "SGLang":
+        memory = max(0, memory - assumed.runtime_bytes - assumed.nccl_bytes)
+    return ceil(memory * request.memory_utilization)
 
 
 def _judged(base: Assessment, checkpoint: Checkpoint, request: Request, ranks: Ranks) -> Assessment:
@@ -124,11 +133,13 @@ def _judged(base: Assessment, checkpoint: Checkpoint, request: Request, ranks: R
     slack = stage.pool_bytes - (per_rank * needed if request.max_model_len else 0)
     memory = _memory(request, stage, longest, needed)
     lasting = [m for m in memory if m.code not in TOLERATED.get(request.engine, ())]
+    crowded = (refuse.nothing_beside_pool(request, stage) for stage in ranks.stages)
+    minor = (*(m for m in memory if m not in lasting), *islice(filter(None, crowded), 1))
     refusals = (*base.refusals, *lasting)
     return replace(
         base,
         verdict=_verdict(refusals, slack, longest, own),
-        cautions=(*base.cautions, *(m for m in memory if m not in lasting)),
+        cautions=(*base.cautions, *minor),
         stages=tuple(ranks.stages),
         worst=worst,
         kv_token_bytes=cache.token_bytes,
@@ -143,9 +154,9 @@ def _judged(base: Assessment, checkpoint: Checkpoint, request: Request, ranks: R
 
 
 def _memory(request: Request, stage: Stage, longest: int, needed: int) -> list[Refusal]:
-    budget = budget_bytes(request)
-    if stage.weight_bytes > budget:
-        return [refuse.weights_exceed(request, stage, budget)]
+    budget, memory = budget_bytes(request), request.gpu_memory_bytes or 0
+    if stage.weight_bytes + request.assumed.runtime_bytes > memory:
+        return [refuse.weights_exceed(stage, memory)]
     if stage.pool_bytes <= 0 or longest == 0:
         return [refuse.no_cache(request, stage, budget)]
     if request.max_model_len and longest < request.max_model_len:

@@ -5,6 +5,8 @@ vLLM: vllm/v1/core/kv_cache_utils.py (check_enough_kv_cache_memory); SGLang: the
 
 from __future__ import annotations
 
+from math import floor
+
 from moe_operator.planning.assumed import GIB
 from moe_operator.planning.plan import Layout, Refusal, Request, Stage
 
@@ -14,12 +16,12 @@ def gib(size: float) -> str:
     return f"{size / GIB:.2f}"
 
 
-def weights_exceed(request: Request, stage: Stage, budget: int) -> Refusal:
-    """The weights alone are more than the engine may use."""
+def weights_exceed(stage: Stage, memory: int) -> Refusal:
+    """The weights alone are more than a GPU holds beside the CUDA runtime."""
     return Refusal(
         "WEIGHTS_EXCEED_MEMORY",
-        f"{gib(stage.weight_bytes)} GiB of weights on every rank of stage {stage.number}, but the engine may "
-        f"use {gib(budget)} GiB of a GPU: torch.OutOfMemoryError while loading",
+        f"{gib(stage.weight_bytes)} GiB of weights on every rank of stage {stage.number}, but a GPU has "
+        f"{gib(memory)} GiB: torch.OutOfMemoryError while loading",
         "more nodes, a smaller quantization, or larger GPUs",
     )
 
@@ -32,15 +34,15 @@ def no_cache(request: Request, stage: Stage, budget: int) -> Refusal:
             f"initializing the engine. (weights {gib(stage.weight_bytes)} GiB, other memory "
             f"{gib(budget - stage.weight_bytes - stage.pool_bytes)} GiB, budget {gib(budget)} GiB)"
         )
+        fix = "more nodes, a higher memoryUtilization, or a smaller maxNumBatchedTokens"
     else:
-        needed = stage.weight_bytes / (request.gpu_memory_bytes or 1)
+        needed = stage.weight_bytes / budget * request.memory_utilization
         message = (
             "Loaded weights leave no GPU memory for the KV cache under "
             f"--mem-fraction-static={request.memory_utilization:g}; weights alone need {needed:.4f}"
         )
-    return Refusal(
-        "NO_KV_MEMORY", message, "more nodes, a higher memoryUtilization, or a smaller maxNumBatchedTokens"
-    )
+        fix = f"more nodes, or a memoryUtilization above {needed:.4f}"
+    return Refusal("NO_KV_MEMORY", message, fix)
 
 
 def cache_too_small(request: Request, stage: Stage, needed: int, longest: int) -> Refusal:
@@ -53,6 +55,24 @@ def cache_too_small(request: Request, stage: Stage, needed: int, longest: int) -
         f"({gib(stage.pool_bytes)} GiB). Based on the available memory, the estimated maximum model length "
         f"is {longest}.",
         f"engine.maxModelLen: {longest} or less, kvCacheDtype: FP8, or parallelism.decodeContext or pipeline",
+    )
+
+
+def nothing_beside_pool(request: Request, stage: Stage) -> Refusal | None:
+    """SGLang fills its static share whatever comes beside it; activations and graphs need the rest."""
+    total = request.gpu_memory_bytes or 0
+    left = total - stage.weight_bytes - stage.pool_bytes
+    beside = sum(row.size for row in stage.rows) - stage.weight_bytes
+    if request.engine != "SGLang" or stage.pool_bytes <= 0 or beside <= left:
+        return None
+    before_loading = total - request.assumed.runtime_bytes - request.assumed.nccl_bytes
+    share = request.memory_utilization - (beside - left) / before_loading
+    return Refusal(
+        "STATIC_SHARE_TOO_LARGE",
+        f"--mem-fraction-static={request.memory_utilization:g} leaves {gib(left)} GiB beside weights and KV "
+        f"cache, but activations, graphs and runtime take about {gib(beside)} GiB: out of memory while "
+        "graphs are captured or under load",
+        f"engine.memoryUtilization: {floor(100 * share) / 100:.2f} or less, or a smaller maxNumBatchedTokens",
     )
 
 

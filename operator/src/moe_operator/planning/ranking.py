@@ -60,7 +60,7 @@ def _key(assessment: Assessment, best: float) -> tuple[float, ...]:
     hidden = bool(speed and speed.communication_seconds <= speed.step_seconds)
     return (
         _verdict(assessment),
-        _shortfall(assessment),
+        *_shortfall(assessment),
         not hidden,
         bool(speed and speed.inner_pipeline),
         max(0, int(log(seconds / best) / STEP)) if speed and best < inf else inf,
@@ -72,14 +72,13 @@ def _key(assessment: Assessment, best: float) -> tuple[float, ...]:
     )
 
 
-def _shortfall(assessment: Assessment) -> float:
-    """Among refused layouts: those that no rule forbids first, then the one that lacks least."""
+def _shortfall(assessment: Assessment) -> tuple[float, ...]:
+    """Among refused layouts: those that no rule forbids first, then the one that lacks least memory."""
     if assessment.verdict != "Refused":
-        return 0.0
+        return 0, 0, 0
     forbidden = any(r.code not in MEMORY_CODES for r in assessment.refusals)
     lacking = -min((stage.pool_bytes for stage in assessment.stages), default=0)
-    longest = assessment.longest or 0
-    return (1e15 if forbidden else 0.0) + lacking - longest
+    return forbidden, lacking, -(assessment.longest or 0)
 
 
 def why(order: Sequence[Assessment]) -> str:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 from moe_operator.api.conditions import ConditionType, Reason
+from moe_operator.api.spec import MoESpec
 from moe_operator.api.status import GroupStatus, PlacementStatus, RankPlacement
 from moe_operator.placement.assign import Assignment, Need, assign
 from moe_operator.planning.plan import Refusal, Shortage
@@ -64,12 +66,15 @@ def need_of(revision: Revision) -> Need:
         domain_key=domain.key or "",
         fabric_key=spec.placement.fabric_key or "",
         required=spec.placement.policy == "Required",
-        tolerations=(
-            {"key": spec.accelerators.resource_name, "operator": "Exists"},
-            *(t.to_dict() for t in spec.placement.tolerations),
-        ),
+        tolerations=tolerations_of(spec),
         node_selector=spec.placement.node_selector,
     )
+
+
+def tolerations_of(spec: MoESpec) -> tuple[dict[str, Any], ...]:
+    """The taint that GPU nodes usually carry, and what the spec tolerates."""
+    own = {"key": spec.accelerators.resource_name, "operator": "Exists"}
+    return own, *(t.to_dict() for t in spec.placement.tolerations)
 
 
 def _assign(draft: Draft, target: Revision, missing: list[int], cluster: Cluster) -> Draft:
