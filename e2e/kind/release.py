@@ -40,6 +40,7 @@ class Release:
     def install(self, wanted: Mapping[str, Any], *options: str) -> None:
         """Install or upgrade, and wait until its pods are ready. Raises CommandFailed."""
         self._namespaces()
+        self._clear()
         self._helm(
             "upgrade", "--install", NAME, CHART, "--namespace", NAMESPACE, "--values", "-",
             "--take-ownership", "--wait", "--timeout", WAIT, *options, stdin=yaml.safe_dump(dict(wanted)),
@@ -48,6 +49,12 @@ class Release:
     def uninstall(self) -> None:
         """Remove the release and wait until its pods are gone. Raises CommandFailed."""
         self._helm("uninstall", NAME, "--namespace", NAMESPACE, "--wait", "--timeout", WAIT)
+
+    def _clear(self) -> None:
+        """Remove what a run that was cut off has left: helm touches no release that it finds pending."""
+        listed = self._helm("list", "--namespace", NAMESPACE, "--pending", "--short")
+        if NAME in listed.split():
+            self.uninstall()
 
     def _namespaces(self) -> None:
         """The operator's own namespace allows restricted pods only; a store needs a host path and a chown."""
