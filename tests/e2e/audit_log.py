@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from e2e.cluster.command import run
 
-LOG = "/var/log/kubernetes/audit.log"
+LOG_FILES = "/var/log/kubernetes/audit*.log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +23,36 @@ class Asked:
     created: bool
 
 
-def asked() -> set[Asked]:
-    """Every kind of request since the cluster was made."""
-    lines = run("docker", "exec", "moe-control-plane", "cat", LOG).splitlines()
-    return {parsed for line in lines if (parsed := parse(json.loads(line)))}
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A time that is of interest, or that is not."""
+
+    begin: datetime
+    end: datetime
+
+    def holds(self, moment: datetime) -> bool:
+        return self.begin <= moment <= self.end
+
+
+def now() -> datetime:
+    """By the clock that the API server shares with us."""
+    return datetime.now(UTC)
+
+
+def asked(since: datetime, without: Iterable[Interval]) -> set[Asked]:
+    """Every kind of request from ``since`` on, those of some intervals left out.
+
+    The log is written in the container and rolled over there, so all of its files are read.
+    """
+    lines = run("docker", "exec", "moe-control-plane", "sh", "-c", f"cat {LOG_FILES}").splitlines()
+    left_out = list(without)
+    found = set()
+    for line in lines:
+        event = json.loads(line)
+        at = datetime.fromisoformat(event["requestReceivedTimestamp"])
+        if at >= since and not any(interval.holds(at) for interval in left_out):
+            found.add(parse(event))
+    return {each for each in found if each}
 
 
 def parse(event: dict[str, object]) -> Asked | None:

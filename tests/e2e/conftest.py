@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Generator, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -15,12 +17,26 @@ from e2e.kind import shared_folder
 from e2e.kind.backend import kind_backend
 from e2e.kind.bring_up import Site, bring_up, provide
 from e2e.kind.evidence import evidence
+from tests.e2e.audit_log import Interval, now
 from tests.e2e.world import World
 
 NAMESPACE = "moe-e2e"
 ARTIFACTS = Path(__file__).parents[2] / "e2e" / "artifacts"
 CHECKPOINTS = ("kimi-k3", "deepseek-v3.1")
 FIGURES = pytest.StashKey[dict[str, str]]()
+
+
+@dataclass
+class Audited:
+    """Since when the audit log is this run's, and when the roles of an operator that still ran were gone."""
+
+    since: datetime = field(default_factory=now)
+    without_release: list[Interval] = field(default_factory=list)
+
+
+@pytest.fixture(scope="session")
+def audited(site: Site) -> Audited:
+    return Audited()
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +61,7 @@ def site(folders: Folders) -> Iterator[Site]:
 
 
 @pytest.fixture
-async def world(site: Site, folders: Folders) -> AsyncIterator[World]:
+async def world(site: Site, folders: Folders, audited: Audited) -> AsyncIterator[World]:
     async with kind_backend(site, folders) as backend:
         yield World(backend, backend.kube, NAMESPACE)
 

@@ -7,16 +7,19 @@ import io
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from moe_operator.api.names import FIELD_MANAGER
-from moe_operator.runtime.kube import MOE_DEPLOYMENT
+from moe_operator.rollout.revision import RECORDS_KEPT
+from moe_operator.runtime.kube import CONTROLLER_REVISION, MOE_DEPLOYMENT
 from rich.console import Console
 
 from e2e.scenarios.demo import tell
 from e2e.scenarios.manifest import merge
 from e2e.scenarios.replace_revision import Told, Wish
 from e2e.scenarios.screen import Screen
+from e2e.scenarios.view import View
 from tests.e2e.deployments import deepseek
 from tests.e2e.world import World, settled
 
@@ -65,6 +68,27 @@ async def test_a_gitops_tool_that_applies_every_second_finds_nothing_to_change(w
     assert diffs.looks >= 3
     assert view.generation == generation
     assert await owners_of_spec(world) == {ARGO, FLUX}
+
+
+async def test_records_of_old_revisions_are_let_go(world: World) -> None:
+    """Each spec that was ever accepted leaves a record; they do not grow without end."""
+    first = deepseek(world.site, world.namespace)
+    await world.serve(first)
+    for number in range(RECORDS_KEPT + 2):
+        spec = {"spec": {"engine": {"maxNumSeqs": 16 + number}}}
+        generation = (await world.apply(merge(first, spec)))["metadata"]["generation"]
+        await world.until(NAME, partial(is_taken_up, generation), "it is taken up")
+    await world.serve(first)
+
+    async def few() -> bool:
+        records = (await world.kube.list(CONTROLLER_REVISION, world.namespace)).items
+        return len(records) <= RECORDS_KEPT
+
+    await world.poll(few, f"at most {RECORDS_KEPT} records are left")
+
+
+def is_taken_up(generation: int, view: View) -> bool:
+    return view.generation == generation and view.current
 
 
 class Diffs:

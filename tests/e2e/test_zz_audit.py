@@ -6,6 +6,7 @@ import json
 
 from e2e.kind.release import NAME, NAMESPACE
 from tests.e2e.audit_log import asked, used
+from tests.e2e.conftest import Audited
 from tests.e2e.world import World
 
 OPERATOR = f"{NAMESPACE}:{NAME}"
@@ -17,8 +18,8 @@ WITHOUT_A_REQUEST = {
 }
 
 
-async def test_no_request_was_denied_and_no_grant_is_unused(world: World) -> None:
-    seen = asked()
+async def test_no_request_was_denied_and_no_grant_is_unused(world: World, audited: Audited) -> None:
+    seen = asked(audited.since, audited.without_release)
     gateways = {each.account for each in seen if each.account.endswith("-gateway")}
     assert gateways
     denied = sorted(
