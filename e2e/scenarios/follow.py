@@ -74,8 +74,11 @@ class Follower:
         while True:
             try:
                 async for event in self._kube.watch(MOE_DEPLOYMENT, self._namespace):
-                    if event.type != "BOOKMARK" and event.object["metadata"]["name"] == self._name:
-                        await self._take(View.of(event.object))
+                    if event.type == "BOOKMARK" or event.object["metadata"]["name"] != self._name:
+                        continue
+                    if event.type == "DELETED":
+                        raise NotReached(f"{self._namespace}/{self._name} was deleted")
+                    await self._take(View.of(event.object))
             except ApiError as error:
                 if error.status != 410:
                     raise
