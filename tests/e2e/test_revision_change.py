@@ -82,9 +82,9 @@ async def test_records_of_old_revisions_are_let_go(world: World) -> None:
 
     async def few() -> bool:
         records = (await world.kube.list(CONTROLLER_REVISION, world.namespace)).items
-        return len(records) <= RECORDS_KEPT
+        return len(records) == RECORDS_KEPT + 1
 
-    await world.poll(few, f"at most {RECORDS_KEPT} records are left")
+    await world.poll(few, f"the newest {RECORDS_KEPT} records are left, and that of what serves")
 
 
 def is_taken_up(generation: int, view: View) -> bool:
