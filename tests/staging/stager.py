@@ -24,7 +24,10 @@ from typing import Any
 from moe_operator.api.manifest import StageExit
 
 DEADLINE = 30.0
-PRELOADED = ("cli", "session", "metrics", "pull", "resolve", "manifest_file", "web", "directory", "hub")
+PRELOADED = (
+    "cli", "session", "metrics", "pull", "resolve", "manifest_file", "web", "directory", "hub", "serve", "collect",
+    "scrub", "slice",
+)  # fmt: skip
 
 
 def until(holds: Callable[[], Any], what: str) -> Any:

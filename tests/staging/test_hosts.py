@@ -114,15 +114,7 @@ def test_a_signed_url_that_ran_out_is_asked_for_again(server: FaultServer, tmp_p
         cdn.faults[f"{shard}?sig=s3"].append(Fault(status=403))
         shared = link()
         manifest = model.manifest(server.url)
-        from moe_operator.staging import pull as pulling
-
-        pulling.pull(
-            manifest,
-            lambda: source(server.url, shared, allow=("127.40.0.1", "127.40.0.2")),
-            Store(tmp_path / "store"),
-            shared,
-            pulling.Options(reserve_bytes=0),
-        )
+        pull(manifest, Store(tmp_path / "store"), shared=shared, allow=("127.40.0.1", "127.40.0.2"))
 
         assert len(server.requests_of(shard)) == 2
         assert shared.progress.counts.retries == {"403": 1}

@@ -13,13 +13,13 @@ import socket
 import ssl
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from email.utils import parsedate_to_datetime
 from typing import Protocol
 from urllib.parse import urljoin
 
 from moe_operator.api.manifest import StageExit
-from moe_operator.staging.failure import RangeRefused, StageError, Transient
+from moe_operator.staging.failure import RangeRefused, StageError, Transient, Unauthorized
 from moe_operator.staging.hosts import HostPolicy, Target, shown
 from moe_operator.staging.stop import Stop
 
@@ -82,16 +82,25 @@ class Transport:
         self._stall_seconds = stall_seconds
         self._tls: ssl.SSLContext | None = None
 
-    def open(self, url: str, *, offset: int = 0, authorization: str = "") -> HttpStream:
-        """GET ``url`` from ``offset`` on.
+    def open(
+        self,
+        url: str,
+        *,
+        offset: int = 0,
+        authorization: str = "",
+        accept: str = "*/*",
+        hops: int = MAX_HOPS,
+    ) -> HttpStream:
+        """GET ``url`` from ``offset`` on, following at most ``hops`` redirects.
 
         Raises Transient for what may pass, AUTH, NOT_FOUND or NETWORK for what will not.
         """
         target = self._policy.target(url)
         origin = target.origin
-        for _hop in range(MAX_HOPS + 1):
+        for _hop in range(hops + 1):
             at_home = target.origin == origin
-            response, resources = self._get(target, offset, authorization if at_home else "")
+            headers = _headers(target, offset, authorization if at_home else "", accept)
+            response, resources = self._get(target, headers)
             if response.status in (200, 206):
                 return _checked(target, response, resources, offset)
             location = response.headers.get("Location", "")
@@ -101,17 +110,29 @@ class Transport:
             target = self._policy.target(
                 urljoin(f"{target.scheme}://{target.authority}{target.path}", location)
             )
-        raise StageError(StageExit.NETWORK, f"{shown(url)} redirects more than {MAX_HOPS} times")
+        raise StageError(StageExit.NETWORK, f"{shown(url)} redirects more than {hops} times")
 
-    def _get(
-        self, target: Target, offset: int, authorization: str
-    ) -> tuple[http.client.HTTPResponse, ExitStack]:
+    def read(
+        self, url: str, limit: int, *, authorization: str = "", accept: str = "*/*", hops: int = MAX_HOPS
+    ) -> bytes:
+        """A small document as a whole; BAD_MANIFEST beyond ``limit`` bytes."""
+        with closing(self.open(url, authorization=authorization, accept=accept, hops=hops)) as stream:
+            body, buffer = bytearray(), memoryview(bytearray(1 << 16))
+            while count := stream.readinto(buffer):
+                body += buffer[:count]
+                if len(body) > limit:
+                    raise StageError(StageExit.BAD_MANIFEST, f"{shown(url)} is longer than {limit} bytes")
+            if stream.total is not None and len(body) < stream.total:
+                raise Transient("cut", f"{shown(url)} broke off")
+            return bytes(body)
+
+    def _get(self, target: Target, headers: Mapping[str, str]) -> tuple[http.client.HTTPResponse, ExitStack]:
         with ExitStack() as resources:
             connection = http.client.HTTPConnection(target.host, target.port)
             resources.callback(connection.close)
             try:
                 connection.sock = self._connect(target, resources)
-                connection.request("GET", target.path, headers=_headers(target, offset, authorization))
+                connection.request("GET", target.path, headers=headers)
                 response = connection.getresponse()
             except TimeoutError as fault:
                 raise Transient("timeout", f"{target} did not answer in time") from fault
@@ -166,11 +187,11 @@ def _hang_up(connection: socket.socket) -> None:
         return
 
 
-def _headers(target: Target, offset: int, authorization: str) -> Mapping[str, str]:
+def _headers(target: Target, offset: int, authorization: str, accept: str) -> Mapping[str, str]:
     headers = {
         "Host": target.authority,
         "User-Agent": "moestage",
-        "Accept": "*/*",
+        "Accept": accept,
         "Accept-Encoding": "identity",
         "Connection": "close",
     }
@@ -210,9 +231,9 @@ def _status_fault(target: Target, response: http.client.HTTPResponse, *, at_home
         total = response.headers.get("Content-Range", "").rpartition("/")[2]
         return RangeRefused(said, int(total) if total.isdigit() else None)
     if status in (401, 403) and at_home:
-        return StageError(
-            StageExit.AUTH,
+        return Unauthorized(
             said,
+            challenge=response.headers.get("WWW-Authenticate", ""),
             hint="check credentialsRef: the token may be absent, expired, or without access to a gated model",
         )
     if status in (401, 403):  # a signed URL of a redirect has run out: ask the origin for a new one
