@@ -227,8 +227,14 @@ def _source(session: Session, given: dict[str, Any], resolved: str = "") -> Sour
     policy = HostPolicy.of(given["allow_http_host"], given["allow_host"])
     transport = Transport(policy, session.stop, stall_seconds=given["stall_timeout"])
     credentials = Credentials(given["credentials_dir"])
-    hub = os.environ.get("HF_ENDPOINT", "")
-    return source_for(given["source"], transport, credentials, resolved=resolved, hub=hub)
+    return source_for(
+        given["source"],
+        transport,
+        credentials,
+        resolved=resolved,
+        hub=os.environ.get("HF_ENDPOINT", ""),
+        endpoint=os.environ.get("AWS_ENDPOINT_URL", ""),
+    )
 
 
 def _link(session: Session, threads: int, given: dict[str, Any], journal: int = 256 << 20) -> Link:

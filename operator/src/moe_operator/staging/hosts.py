@@ -78,6 +78,10 @@ class HostPolicy:
         """Whether the allow-list has this host; a host named as an exception is on it."""
         return not self.only or self.excepts(host, port) or any(_fits(host, pattern) for pattern in self.only)
 
+    def names(self, host: str) -> bool:
+        """Whether the admin wrote this very host into a list, not only a pattern that fits it."""
+        return host in self.only or any(text.partition(":")[0] == host for text in self.named)
+
     def excepts(self, host: str, port: int) -> bool:
         """Whether the admin named this host."""
         return host in self.named or f"{host}:{port}" in self.named

@@ -8,6 +8,8 @@ lengths.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import http.client
 import socket
 import ssl
@@ -56,6 +58,7 @@ class HttpStream:
         self._resources = resources
         self.start, self.total = _extent(response)
         self.tag = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
+        self.sha256 = _stored_sha256(response)
 
     def readinto(self, buffer: memoryview) -> int:
         """Take what the socket has; ``readinto`` would wait for a full buffer and lose it to a stall."""
@@ -77,7 +80,7 @@ class Transport:
     """GETs under one policy. Thread-safe: nothing is shared but the TLS context."""
 
     def __init__(self, policy: HostPolicy, stop: Stop, *, stall_seconds: float) -> None:
-        self._policy = policy
+        self.policy = policy
         self._stop = stop
         self._stall_seconds = stall_seconds
         self._tls: ssl.SSLContext | None = None
@@ -95,7 +98,7 @@ class Transport:
 
         Raises Transient for what may pass, AUTH, NOT_FOUND or NETWORK for what will not.
         """
-        target = self._policy.target(url)
+        target = self.policy.target(url)
         origin = target.origin
         for _hop in range(hops + 1):
             at_home = target.origin == origin
@@ -107,7 +110,7 @@ class Transport:
             resources.close()
             if response.status not in REDIRECTS or not location:
                 raise _status_fault(target, response, at_home=at_home)
-            target = self._policy.target(
+            target = self.policy.target(
                 urljoin(f"{target.scheme}://{target.authority}{target.path}", location)
             )
         raise StageError(StageExit.NETWORK, f"{shown(url)} redirects more than {hops} times")
@@ -148,7 +151,7 @@ class Transport:
             return response, resources.pop_all()
 
     def _connect(self, target: Target, resources: ExitStack) -> socket.socket:
-        raw = resources.enter_context(_first_that_connects(self._policy.addresses(target)))
+        raw = resources.enter_context(_first_that_connects(self.policy.addresses(target)))
         resources.enter_context(self._stop.waking(lambda: _hang_up(raw)))
         if target.scheme == "http":
             raw.settimeout(self._stall_seconds)
@@ -211,6 +214,17 @@ def _checked(
         stream.close()
         raise Transient("protocol", f"{target} answered bytes nobody asked for ({encoding}, {stream.start})")
     return stream
+
+
+def _stored_sha256(response: http.client.HTTPResponse) -> str | None:
+    """The SHA-256 of the whole object that S3 keeps; one of parts ends with their number and is useless."""
+    text = response.headers.get("x-amz-checksum-sha256", "")
+    try:
+        digest = base64.b64decode(text, validate=True)
+    except binascii.Error:
+        return None
+    whole = response.headers.get("x-amz-checksum-type", "FULL_OBJECT") == "FULL_OBJECT"
+    return digest.hex() if len(digest) == 32 and whole and response.status == 200 else None
 
 
 def _extent(response: http.client.HTTPResponse) -> tuple[int, int | None]:
