@@ -131,17 +131,23 @@ def _blob(
 
 
 def _partials(store: Store, keep: Collection[str], rules: Rules, freed: Freed) -> None:
-    for part in sorted((store.root / "partial").glob("*.part")):
-        with tried(store.lock(part.stem)) as mine:
-            if not mine or not part.exists():
+    for digest in sorted({path.stem for path in (store.root / "partial").glob("[0-9a-f]*.*")}):
+        part = store.part(digest)
+        with tried(store.lock(digest)) as mine:
+            if not mine:
                 continue
-            needed = part.stem in wanted(store, keep)
+            if not part.exists():
+                if not rules.dry_run:
+                    store.journal(digest).unlink(missing_ok=True)
+                    store.claim(digest).unlink(missing_ok=True)
+                continue
+            needed = digest in wanted(store, keep)
             if _young(part, rules.partial_age if needed else rules.grace):
                 continue
             freed.partials += 1
             freed.bytes_freed += part.stat().st_blocks * 512
             if not rules.dry_run:
-                store.journal(part.stem).unlink(missing_ok=True)
+                store.journal(digest).unlink(missing_ok=True)
                 part.unlink()
 
 

@@ -85,20 +85,31 @@ class Fetch:
             self._store.lock(digest), self._store.part(digest), self._options.lock_seconds, self._link.stop
         ):
             if self._have(file):
+                self._store.journal(digest).unlink(missing_ok=True)  # of a run that died as it published
                 self._link.progress.reuse(file.size)
-            elif self._soon(digest):
+            elif self._peers.holders(digest) or self._store.part(digest).exists():
+                # Whoever holds some of it goes on, so that two nodes never wait for each other.
+                self._fetch(file)
+            elif self._peers.is_coming(digest):
                 return False
             else:
-                self._fetch(file)
+                return self._fetch_if_ours(file)
         return True
 
-    def _soon(self, digest: str) -> bool:
-        # Whoever holds some of it goes on, so that two nodes never wait for each other.
-        return (
-            not self._peers.holders(digest)
-            and self._peers.is_coming(digest)
-            and not self._store.part(digest).exists()
-        )
+    def _fetch_if_ours(self, file: ManifestFile) -> bool:
+        """Fetch what no peer has, unless one of them is about to."""
+        if not self._peers:
+            self._fetch(file)
+            return True
+        claim = self._store.claim(file.sha256)
+        claim.touch()
+        try:
+            ours = self._peers.leave_it_to_us(file.sha256, self._store.id)
+            if ours:
+                self._fetch(file)
+            return ours
+        finally:
+            claim.unlink(missing_ok=True)
 
     def _have(self, file: ManifestFile) -> bool:
         """Whether the verified blob is here; one that is not what its name says is put aside."""

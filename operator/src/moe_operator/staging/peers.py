@@ -1,8 +1,10 @@
 """Other nodes that have the same bytes: who has which, who is fetching which, and whom not to ask any more.
 
-Rules: a peer's word is never trusted, only the digest of what it sent; one that sent wrong bytes is not asked
-again by this process, one that failed is left alone for a while. A file that a peer is fetching right now is
-waited for as long as that peer's copy grows, so that many nodes together ask the origin for one copy. The
+Rules: a peer's word is never trusted, only the digest of what it sent; one that sent wrong bytes is not
+asked again by this process, one that failed is left alone for a while. A file that a peer is fetching right
+now is waited for as long as that peer's copy grows, so that many nodes together ask the origin for one copy.
+Before a node asks the origin it says so (a claim), then looks whether another one is fetching or has claimed
+the file; of two claims the lower store id stays, and it goes on only when no other claim is undecided. The
 peers' token goes to the peers only: their redirects are not followed.
 """
 
@@ -29,9 +31,13 @@ from moe_operator.staging.transfer import CONTENT_TAG, Link
 from moe_operator.staging.transport import HttpStream, Transport
 
 CATALOGUE_BYTES = 16 << 20
+STATE_BYTES = 4 << 10
 LOOK_SECONDS = 0.5
+UNDECIDED_SECONDS = 2.0  # a claim that is not decided by then was left behind
+GLANCE_SECONDS = 0.02
 SHUN_SECONDS = 15.0
 CATALOGUE_PATH = "/blobs"
+STATE_PATH = "/state/sha256/"
 BLOB_PATH = "/blobs/sha256/"
 
 
@@ -43,6 +49,24 @@ class Peer:
     have: frozenset[str] = frozenset()
     coming: dict[str, tuple[int, float]] = field(default_factory=dict)  # digest -> (mark, when it last moved)
     shunned_until: float = 0.0
+
+    def sees(self, digest: str, mark: int, now: float) -> None:
+        """Note how far it says it is with a blob."""
+        before = self.coming.get(digest)
+        self.coming[digest] = before if before is not None and before[0] == mark else (mark, now)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a peer says about one blob: ``have``, ``fetching``, ``claimed`` or ``absent``."""
+
+    word: str
+    store_id: str
+    moved_at: float
+
+    def is_alive(self, now: float, patience: float) -> bool:
+        """Whether its word still counts: bytes that stopped growing are not waited for."""
+        return self.word != "fetching" or now - self.moved_at < patience
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +90,7 @@ class Peers:
     def __init__(
         self, urls: Sequence[str], token_file: Path | None, stop: Stop, *, stall_seconds: float
     ) -> None:
+        self._pool: ThreadPoolExecutor | None = None
         self._peers = [Peer(_checked(url)) for url in urls]
         named = [urlsplit(peer.url).netloc for peer in self._peers]
         self._transport = Transport(HostPolicy.of(named, named), stop, stall_seconds=stall_seconds)
@@ -89,6 +114,7 @@ class Peers:
             return
         over = threading.Event()
         with ThreadPoolExecutor(min(len(self._peers), 16), thread_name_prefix="peer") as pool:
+            self._pool = pool
             list(pool.map(self._look, self._peers))
             watcher = threading.Thread(target=self._watch, args=(pool, over), name="peers", daemon=True)
             watcher.start()
@@ -115,6 +141,48 @@ class Peers:
                 for peer in self._peers
                 if peer.shunned_until <= now
             )
+
+    def leave_it_to_us(self, digest: str, store_id: str) -> bool:
+        """Whether no peer has, fetches or will fetch a blob that we have claimed; one that has it is noted."""
+        end = time.monotonic() + UNDECIDED_SECONDS
+        while True:
+            now = time.monotonic()
+            states = [state for state in self._asked(digest) if state.is_alive(now, self._stall_seconds)]
+            if any(s.word == "fetching" or (s.word == "claimed" and s.store_id < store_id) for s in states):
+                return False
+            undecided = any(s.word == "claimed" for s in states)
+            if not undecided or now > end:
+                return True
+            self._stop.wait(GLANCE_SECONDS)
+
+    def _asked(self, digest: str) -> list[State]:
+        assert self._pool is not None
+        now = time.monotonic()
+        peers = [peer for peer in self._peers if peer.shunned_until <= now]
+        return [
+            state
+            for state in self._pool.map(lambda peer: self._state(peer, digest), peers)
+            if state is not None
+        ]
+
+    def _state(self, peer: Peer, digest: str) -> State | None:
+        url = f"{peer.url}{STATE_PATH}{digest}"
+        try:
+            raw = self._transport.read(url, STATE_BYTES, authorization=bearer(self._token_file), hops=0)
+            said = json.loads(raw)
+            word, store_id, mark = str(said["state"]), str(said["store"]), int(said["mark"])
+        except Stopped:
+            return None
+        except (StageError, ValueError, KeyError, TypeError):
+            self.failed(peer)
+            return None
+        now = time.monotonic()
+        with self._lock:
+            if word == "have":
+                peer.have |= {digest}
+            elif word == "fetching":
+                peer.sees(digest, mark, now)
+            return State(word, store_id, peer.coming.get(digest, (0, now))[1])
 
     def blob(self, peer: Peer, digest: str) -> FromPeer:
         """Where to read a blob of a peer."""
@@ -153,12 +221,11 @@ class Peers:
             return
         now = time.monotonic()
         with self._lock:
-            before = peer.coming
             peer.have = have
-            peer.coming = {
-                digest: before[digest] if digest in before and before[digest][0] == mark else (mark, now)
-                for digest, mark in marks.items()
-            }
+            for gone in peer.coming.keys() - marks.keys():
+                del peer.coming[gone]
+            for digest, mark in marks.items():
+                peer.sees(digest, mark, now)
 
 
 def _checked(url: str) -> str:

@@ -27,7 +27,7 @@ from moe_operator.staging.failure import StageError, Stopped
 from moe_operator.staging.listen import Routes, bound
 from moe_operator.staging.lock import busy
 from moe_operator.staging.pace import Bucket
-from moe_operator.staging.peers import BLOB_PATH, CATALOGUE_PATH
+from moe_operator.staging.peers import BLOB_PATH, CATALOGUE_PATH, STATE_PATH
 from moe_operator.staging.progress import Progress
 from moe_operator.staging.stop import Stop
 from moe_operator.staging.store import Store
@@ -91,6 +91,19 @@ class Catalogue:
         return {"have": sorted(d for d in blobs if self._store.trusted(d)), "coming": coming}
 
 
+def state(store: Store, digest: str) -> dict[str, object]:
+    """How far this node is with one blob, as its store says at this moment."""
+    word, mark = "absent", 0
+    if store.trusted(digest):
+        word = "have"
+    elif busy(store.lock(digest)):
+        try:
+            word, mark = "fetching", store.part(digest).stat().st_mtime_ns
+        except FileNotFoundError:
+            word = "claimed" if store.claim(digest).exists() else "absent"
+    return {"store": store.id, "state": word, "mark": mark}
+
+
 def _handler(seed: Seed, catalogue: Catalogue) -> type[BaseHTTPRequestHandler]:
     slots = threading.BoundedSemaphore(seed.connections)
 
@@ -129,9 +142,12 @@ def _handler(seed: Seed, catalogue: Catalogue) -> type[BaseHTTPRequestHandler]:
             if path == CATALOGUE_PATH:
                 self._say(HTTPStatus.OK, catalogue.json())
                 return
-            digest = path.removeprefix(BLOB_PATH)
-            if not path.startswith(BLOB_PATH) or not _DIGEST.fullmatch(digest):
+            place, digest = path[:-64], path[-64:]
+            if place not in (BLOB_PATH, STATE_PATH) or not _DIGEST.fullmatch(digest):
                 self._say(HTTPStatus.NOT_FOUND, b"")
+                return
+            if place == STATE_PATH:
+                self._say(HTTPStatus.OK, json.dumps(state(seed.store, digest)).encode())
                 return
             try:
                 blob = seed.store.blob(digest).open("rb", buffering=0)

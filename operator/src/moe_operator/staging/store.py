@@ -3,7 +3,7 @@
     STORE_ID                     marker; without it the disk is not mounted and nothing is written
     blobs/sha256/ab/<digest>     0444; complete, verified and durable, or absent
     meta/<digest>.json           size, mtime and inode of what was verified
-    partial/<digest>.part        bytes on their way, with .journal beside
+    partial/<digest>.part        bytes on their way, with .journal beside; .claim: about to be fetched
     locks/<digest>.lock          flock; dies with its process
     views/<view digest>/         hard links + .moe-view.json; appears by one rename
     wanted/<view digest>.json    digests a pull needs, so that nothing collects them before they are linked
@@ -67,6 +67,15 @@ class Store:
     def journal(self, digest: str) -> Path:
         """How much of the part is durable."""
         return self.root / "partial" / f"{digest}.journal"
+
+    def claim(self, digest: str) -> Path:
+        """Says, while the digest's lock is held, that this node is about to fetch it from the origin."""
+        return self.root / "partial" / f"{digest}.claim"
+
+    @property
+    def id(self) -> str:
+        """What tells this store from every other."""
+        return (self.root / STORE_ID).read_text().strip()
 
     def lock(self, name: str) -> Path:
         """Lock file of a digest."""
