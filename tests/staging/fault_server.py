@@ -84,6 +84,11 @@ class FaultServer:
         with self.lock:
             return [request for request in self.requests if request.path == path]
 
+    def hang_up(self) -> None:
+        """End every answer that is held; later ones may be held again."""
+        self.closing.set()
+        self.closing = threading.Event()
+
     def close(self) -> None:
         self.closing.set()
         self._http.shutdown()

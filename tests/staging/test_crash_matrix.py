@@ -33,19 +33,20 @@ MODEL = make_model(shards=3, tensor_bytes=30_000)
 DIGEST = view_digest(MODEL.manifest_files())
 SHARD_BYTES = len(MODEL.files[MODEL.shards[0]])
 
-FAULTS: dict[str, Callable[[random.Random], Fault]] = {
-    "cut": lambda rng: Fault(cut_after=rng.randrange(SHARD_BYTES)),
-    "stall": lambda rng: Fault(hold_after=rng.randrange(SHARD_BYTES)),
-    "429": lambda rng: Fault(status=429, headers={"Retry-After": "0"}),
-    "503": lambda rng: Fault(status=503, headers={"Retry-After": "0"}),
-    "flip": lambda rng: Fault(flip_at=rng.randrange(SHARD_BYTES)),
-    "ignored range": lambda rng: Fault(ignore_range=True),
-    "changed etag": lambda rng: Fault(etag='"another"'),
-    "404": lambda rng: Fault(status=404),
-    "slow": lambda rng: Fault(piece=2000, pause=0.002),
-    "wrong length": lambda rng: Fault(stated_length=SHARD_BYTES - 7),
-    "redirect loop": lambda rng: Fault(status=302, headers={"Location": "?again"}),
-    "416": lambda rng: Fault(status=416),
+FAULTS: dict[str, Callable[[random.Random, str], list[Fault]]] = {
+    "cut": lambda rng, _: [Fault(cut_after=rng.randrange(SHARD_BYTES))],
+    "stall": lambda rng, _: [Fault(hold_after=rng.randrange(SHARD_BYTES))],
+    "429": lambda rng, _: [Fault(status=429, headers={"Retry-After": "0"})],
+    "503": lambda rng, _: [Fault(status=503, headers={"Retry-After": "0"})],
+    "flip": lambda rng, _: [Fault(flip_at=rng.randrange(SHARD_BYTES))],
+    "flip twice": lambda rng, _: [Fault(flip_at=rng.randrange(SHARD_BYTES))] * 2,
+    "ignored range": lambda rng, _: [Fault(cut_after=9000), Fault(ignore_range=True)],
+    "changed etag": lambda rng, _: [Fault(cut_after=20_000), Fault(etag='"another"')],
+    "404": lambda rng, _: [Fault(status=404)],
+    "slow": lambda rng, _: [Fault(piece=2000, pause=0.002)],
+    "wrong length": lambda rng, _: [Fault(stated_length=SHARD_BYTES - 7)],
+    "redirect loop": lambda rng, path: [Fault(status=302, headers={"Location": path})] * 7,
+    "416": lambda rng, _: [Fault(cut_after=20_000), Fault(status=416)],
 }
 # What one run may end with while a fault is on its way; the next one finds it gone.
 PASSING = {
@@ -101,10 +102,11 @@ class History:
     def play(self) -> None:
         rng = self.rng
         for name in rng.sample(sorted(FAULTS), 3):
-            self.faults[rng.choice(MODEL.shards)].append(FAULTS[name](rng))
+            path = rng.choice(MODEL.shards)
+            self.faults[path].extend(FAULTS[name](rng, path))
         for _kill in range(rng.randrange(2, 4)):
             self.round(rng.choice((1, 2)), kill=True)
-        for _calm in range(4):
+        for _calm in range(8):
             if all(code == 0 for code in self.round(1, kill=False)):
                 break
         else:
@@ -150,9 +152,10 @@ class History:
 
     def start(self) -> AbstractContextManager[Run]:
         return self.stager.running(
-            "pull", "--manifest", self.root / "manifest.json", "--source", f"{self.origin.url}/{self.prefix}", "--store",
-            self.store.root, "--reserve-bytes", 0, "--allow-http-host", self.origin.address,
-            "--journal-bytes", INTERVAL, "--retry-delay", 0.01, "--stall-timeout", 0.3, "--retries", 4,
+            "pull", "--manifest", self.root / "manifest.json", "--store", self.store.root,
+            "--source", f"{self.origin.url}/{self.prefix}", "--allow-http-host", self.origin.address,
+            "--reserve-bytes", 0, "--journal-bytes", INTERVAL, "--retry-delay", 0.01,
+            "--stall-timeout", 0.3, "--retries", 4,
         )  # fmt: skip
 
     def kill(self, running: list[Run]) -> None:

@@ -58,6 +58,14 @@ def checked_views(digests: Iterable[str]) -> frozenset[str]:
     return kept
 
 
+def collect_alone(store: Store, keep: Collection[str], rules: Rules, stop: Stop) -> Freed:
+    """``collect``, or LOCK_TIMEOUT when another process collects. Takes no byte of a disk that is full."""
+    with tried(store.lock("gc")) as alone:
+        if not alone:
+            raise StageError(StageExit.LOCK_TIMEOUT, f"another gc of {store.root} is running")
+        return collect(store, keep, rules, stop)
+
+
 def collect(store: Store, keep: Collection[str], rules: Rules, stop: Stop) -> Freed:
     """Free everything that is neither kept nor used nor young. The caller holds the store's ``gc`` lock."""
     freed = Freed()

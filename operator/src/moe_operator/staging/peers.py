@@ -143,15 +143,15 @@ class Peers:
             )
 
     def leave_it_to_us(self, digest: str, store_id: str) -> bool:
-        """Whether no peer has, fetches or will fetch a blob that we have claimed; one that has it is noted."""
+        """Whether no peer fetches or will fetch a blob that we have claimed; one that has it is noted."""
         end = time.monotonic() + UNDECIDED_SECONDS
         while True:
             now = time.monotonic()
             states = [state for state in self._asked(digest) if state.is_alive(now, self._stall_seconds)]
-            if any(s.word == "fetching" or (s.word == "claimed" and s.store_id < store_id) for s in states):
+            claims = [state.store_id for state in states if state.word == "claimed"]
+            if any(state.word == "fetching" for state in states) or any(other < store_id for other in claims):
                 return False
-            undecided = any(s.word == "claimed" for s in states)
-            if not undecided or now > end:
+            if not claims or now > end:
                 return True
             self._stop.wait(GLANCE_SECONDS)
 

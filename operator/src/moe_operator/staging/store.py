@@ -85,10 +85,14 @@ class Store:
         """A published view."""
         return self.root / "views" / digest
 
-    def prepare(self) -> None:
-        """Make the directories and prove that the store takes writes."""
+    def lay_out(self) -> None:
+        """Make the directories."""
         for name in _DIRECTORIES:
             (self.root / name).mkdir(parents=True, exist_ok=True)
+
+    def prepare(self) -> None:
+        """Make the directories and prove that the store takes writes."""
+        self.lay_out()
         probe = self.root / "trash" / f".tmp-probe-{uuid.uuid4().hex}"
         try:
             write_new(probe, b"probe")

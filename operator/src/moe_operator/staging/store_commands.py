@@ -64,7 +64,7 @@ def scrub(
     def act() -> None:
         opened, bucket = open_store(store), Bucket(bandwidth)
         with store_faults(store):
-            opened.prepare()
+            opened.lay_out()
             done = scrubbing.scrub(opened, older_than, bucket, session.progress, session.stop)
             click.echo(json.dumps(done.summary(opened)))
         if done.corrupt:
@@ -162,7 +162,6 @@ def gc(
     """
     from moe_operator.staging import collect as collecting
     from moe_operator.staging.failure import store_faults
-    from moe_operator.staging.lock import held
     from moe_operator.staging.manifest_file import read_lines
     from moe_operator.staging.room import Limits, no_room, shortage
     from moe_operator.staging.session import Session
@@ -175,9 +174,8 @@ def gc(
         kept = collecting.checked_views([*keep, *(read_lines(keep_file) if keep_file else ())])
         rules = collecting.Rules(grace, partial_age, dry_run)
         with store_faults(store):
-            opened.prepare()
-            with held(opened.lock("gc"), opened.root / "trash", 600.0, session.stop):
-                freed = collecting.collect(opened, kept, rules, session.stop)
+            opened.lay_out()
+            freed = collecting.collect_alone(opened, kept, rules, session.stop)
             left, free = collecting.held_bytes(opened), collecting.free_bytes(opened)
             click.echo(
                 json.dumps(
