@@ -56,20 +56,27 @@ class HttpStream:
         self._url = url
         self._response = response
         self._resources = resources
+        self._left = response.length
         self.start, self.total = _extent(response)
         self.tag = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
         self.sha256 = _stored_sha256(response)
 
     def readinto(self, buffer: memoryview) -> int:
-        """Take what the socket has; ``readinto`` would wait for a full buffer and lose it to a stall."""
+        """Take what the socket has; to wait for a full buffer would be to lose it to a stall."""
         try:
-            data = self._response.read1(len(buffer))
+            if self._response.chunked:
+                data = self._response.read1(len(buffer))
+                buffer[: len(data)] = data
+                return len(data)
+            # Past http.client, straight into the buffer: its read1 copies every byte twice.
+            count = self._response.fp.readinto1(buffer[: self._left])
         except TimeoutError as fault:
             raise Transient("timeout", f"{self._url} sent nothing for too long") from fault
         except (OSError, http.client.HTTPException, ValueError) as fault:
             raise Transient("cut", f"{self._url} broke off: {fault!r}") from fault
-        buffer[: len(data)] = data
-        return len(data)
+        if self._left is not None:
+            self._left -= count
+        return count
 
     def close(self) -> None:
         """Close the connection; what was not read is not read."""

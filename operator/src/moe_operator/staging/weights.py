@@ -25,7 +25,7 @@ HEADER_MAX = 100_000_000  # the limit of the safetensors library
 class Index:
     """The index: how many tensors, in which shards; ``total_bytes`` None when it does not say.
 
-    ``layers``: shard → numbers of the decoder layers it holds tensors of, None among them for tensors outside.
+    ``layers``: shard → the decoder layers it holds tensors of, None among them for tensors outside.
     """
 
     tensors: int
