@@ -73,6 +73,8 @@ class ManifestFile(_Wire):
     path: str = Field(max_length=1024)
     size: int = Field(ge=0)
     sha256: Sha256
+    layers: tuple[int, int] | None = None  # first and last decoder layer of which it holds tensors
+    outside: bool = True  # whether it holds tensors of no decoder layer, or nobody knows
 
     @field_validator("path")
     @classmethod

@@ -1,7 +1,7 @@
 """What a live cluster adds to a plan, read with the user's own ``kubectl``.
 
-kubectl brings credentials, exec plugins, proxies and contexts along. Only lists are read: nodes, pods,
-MoEDeployments and the manifest that the operator collected.
+kubectl brings credentials, exec plugins, proxies and contexts along. Nothing is written: nodes, pods,
+MoEDeployments and the manifest that the operator collected are read.
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ class Kubectl:
     def items(self, *resource: str) -> list[Obj]:
         """``kubectl get RESOURCE -o json``; NoCluster when it fails."""
         return list(self._get(*resource).get("items", ()))
+
+    def deployment(self, name: str, namespace: str | None) -> Obj:
+        """One MoEDeployment; NoCluster when it cannot be read."""
+        return self._get("moedeployment", name, *(("-n", namespace) if namespace else ()))
 
     def manifest(self, namespace: str, name: str) -> Manifest | None:
         """The manifest ConfigMap, None when there is none."""

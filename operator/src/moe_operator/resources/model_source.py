@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from moe_operator.api.names import PATH_CREDENTIALS, PATH_SOURCE, PATH_STORE
 from moe_operator.api.policy import CacheClass
 from moe_operator.api.spec import ModelSpec
 
 Obj = dict[str, Any]
-READABLE_SCHEMES = frozenset({"https", "hf", "pvc", "node", "none"})
+HUB = "huggingface.co"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,22 @@ def scheme(source: str) -> str:
     return source.split("://", 1)[0]
 
 
+def source_host(source: str, namespace: str) -> str:
+    """Whom every node that pulls ``source`` loads; "" for a node's own disk, which nobody shares."""
+    kind, _, rest = source.partition("://")
+    match kind:
+        case "https" | "oci":
+            return urlsplit(source).netloc.rpartition("@")[2].lower()
+        case "hf":
+            return HUB
+        case "pvc":
+            return f"pvc://{namespace}/{rest.split('/', 1)[0]}"
+        case "node" | "none":
+            return ""
+        case _:
+            return f"{kind}://{rest.split('/', 1)[0]}"
+
+
 def stager_source(model: ModelSpec, cache: CacheClass, *, store_mounted: bool) -> StagerSource:
     """How ``moestage`` reads ``model``; ``store_mounted`` = the pod has the node's store already."""
     volumes, mounts, args = [], [], ["--source", _url(model.source)]
@@ -41,8 +58,6 @@ def stager_source(model: ModelSpec, cache: CacheClass, *, store_mounted: bool) -
         args += ["--credentials-dir", PATH_CREDENTIALS]
         volumes.append({"name": "credentials", "secret": {"secretName": model.credentials_ref.name}})
         mounts.append({"name": "credentials", "mountPath": PATH_CREDENTIALS, "readOnly": True})
-    if model.trust_remote_code:
-        args.append("--trust-remote-code")
     return StagerSource(tuple(args), tuple(volumes), tuple(mounts))
 
 
