@@ -159,6 +159,7 @@ def test_a_namespaced_operator_writes_in_its_namespaces_only(life: Recorder) -> 
     assert everywhere | inside == asked(life)
     assert everywhere - {("", "nodes", "list"), ("", "nodes", "watch"), ("", "namespaces", "get")} == {
         ("", "pods", "list"),
+        ("batch", "jobs", "list"),
         (names.GROUP, names.PLURAL, "list"),
     }
 

@@ -130,8 +130,6 @@ def test_what_is_not_forbidden_is_allowed(spec: Obj) -> None:
     ("spec", "words"),
     [
         ({"model": {**MODEL, "manifestRef": {"name": "m"}}}, "spec.model.manifestRef"),
-        ({"model": {"source": "s3://bucket/x"}}, "scheme s3://"),
-        ({"weights": {"selection": "PerRank"}}, "spec.weights.selection"),
         ({"health": {"probeSeconds": 6}}, "spec.health.probeSeconds"),
         ({"gateway": {"auth": {"secretRef": {"name": "keys"}}}}, "spec.gateway.auth"),
         ({"gateway": {"tls": {"secretRef": {"name": "tls"}}}}, "spec.gateway.tls"),

@@ -85,7 +85,7 @@ def test_a_refused_spec_gets_no_child_at_all() -> None:
 
 def test_nodes_are_on_record_before_the_pods_that_need_them() -> None:
     decision = decide(snapshot(cluster=Cluster(NODES)))
-    assert decision.claims_nodes and decision.status is not None
+    assert decision.claims and decision.status is not None
     [placement] = decision.status["placement"]
     assert [r["node"] for r in placement["ranks"]] == ["n0"] and placement["gpusPerNode"] == 8
     pods = [a.object for a in decision.actions if isinstance(a, Apply) and a.object["kind"] == "Pod"]

@@ -17,6 +17,7 @@ from moe_operator.gateway.cli import main as moe_gateway_agent
 from moe_operator.planning.plan import Layout
 from moe_operator.resources.engine_pod import RankSeat, engine_pod
 from moe_operator.resources.gateway import gateway_objects, intent_config_map
+from moe_operator.resources.gc_job import gc_job
 from moe_operator.resources.group_service import group_service
 from moe_operator.resources.manifest_config_map import (
     KEY_COMPRESSED,
@@ -27,9 +28,11 @@ from moe_operator.resources.manifest_config_map import (
     manifest_of,
 )
 from moe_operator.resources.ownership import Owner
+from moe_operator.resources.peers import peers_config, peers_policy, seeder_pod
 from moe_operator.resources.resolver_job import resolver_job
 from moe_operator.resources.revision_record import revision_record
-from moe_operator.rollout.revision import Revision, recorded
+from moe_operator.resources.staging_job import Pull, staging_job
+from moe_operator.rollout.revision import NodeFiles, Revision, recorded
 from moe_operator.sandbox.api import MemoryApi
 from moe_operator.staging.cli import main as moestage
 
@@ -115,7 +118,7 @@ def revision(content: Obj, view: str = "v" * 8) -> Revision:
 
 def pod(content: Obj, rank: int, view: str = "v" * 8) -> Obj:
     key = KEY_PLAIN if view else ""
-    seat = RankSeat(0, rank, f"node-{rank}", 4)
+    seat = RankSeat(0, rank, f"node-{rank}", 4, NodeFiles(view))
     return engine_pod(OWNER, revision(content, view), seat, POLICY, "served", key)
 
 
@@ -132,7 +135,15 @@ CACHE = POLICY.cache_classes["nvme"]
 
 def job(**model: Any) -> Obj:
     content = spec({**PLAIN, "model": {**PLAIN["model"], **model}})
-    return resolver_job(OWNER, "k3-resolve-1", content.model, CACHE, "moe-operator:1")
+    return resolver_job(OWNER, "k3-resolve-1", content.model, CACHE, POLICY)
+
+
+def stage(content: Obj, **facts: Any) -> Obj:
+    pull = Pull("k3-stage-1", "node-0", NodeFiles("v" * 8), "huggingface.co", **facts)
+    return staging_job(OWNER, spec(content), POLICY, "k3-manifest", KEY_PLAIN, pull)
+
+
+PEERS: Obj = {"peers": ("http://10.0.0.7:9109",), "peers_config": "k3-peers"}
 
 
 OBJECTS: dict[str, Obj] = {
@@ -152,6 +163,13 @@ OBJECTS: dict[str, Obj] = {
     "resolver-job-with-credentials": job(credentialsRef={"name": "hf"}, trustRemoteCode=True),
     "resolver-job-of-a-claim": job(source="pvc://claim/some/dir"),
     "resolver-job-of-a-node-path": job(source="node://models/k3"),
+    "staging-job": stage(PLAIN),
+    "staging-job-from-peers": stage(PLAIN, **PEERS, all_from_peers=True, bandwidth=1 << 30),
+    "staging-job-with-everything": stage({**EVERYTHING, "weights": {"verify": "Fast"}}, **PEERS),
+    "seeder-pod": seeder_pod(OWNER, spec(PLAIN), POLICY, "k3-seed-1", "node-0"),
+    "peers-config": peers_config(OWNER, "0123456789abcdef"),
+    "peers-policy": peers_policy(OWNER),
+    "gc-job": gc_job(OWNER, POLICY, CACHE, "k3-gc-1", "node-0", {"b" * 64, "a" * 64}),
     "manifest": manifest_config_map(OWNER, "k3-manifest-1", MANIFEST),
     "revision-record": revision_record(OWNER, revision(PLAIN), 7),
 }
@@ -220,10 +238,37 @@ def test_startup_probes_give_the_engine_more_time_than_it_gives_itself() -> None
     assert probe["periodSeconds"] * probe["failureThreshold"] > 600
 
 
-def test_no_pod_of_ours_can_write_the_nodes_store_but_the_stager() -> None:
-    containers = pod(PLAIN, 0)["spec"]
-    store = [m for c in containers["containers"] for m in c["volumeMounts"] if m["name"] == "store"]
-    assert [m["readOnly"] for m in store] == [True]
+def test_engines_and_seeders_can_only_read_the_nodes_store() -> None:
+    for name in ("engine-pod-leader", "engine-pod-with-everything", "seeder-pod"):
+        containers = OBJECTS[name]["spec"]["containers"]
+        mounts = [m for c in containers for m in c.get("volumeMounts", ())]
+        assert [m["readOnly"] for m in mounts if m["name"] == "store"] == [True], name
+
+
+STORE_PODS = {n: o for n, o in OBJECTS.items() if n.startswith(("staging-job", "seeder-pod", "gc-job"))}
+
+
+@pytest.mark.parametrize("name", STORE_PODS)
+def test_pods_on_a_store_take_no_gpu_no_token_and_no_right(name: str) -> None:
+    found = STORE_PODS[name]["spec"]
+    pod = found["template"]["spec"] if "template" in found else found
+    [container] = pod["containers"]
+    assert pod["automountServiceAccountToken"] is False and "serviceAccountName" not in pod
+    assert container["resources"]["limits"].keys() == {"memory"}
+    context = container["securityContext"]
+    assert context["runAsNonRoot"] and context["readOnlyRootFilesystem"]
+    assert context["capabilities"] == {"drop": ["ALL"]} and not context["allowPrivilegeEscalation"]
+    host_paths = [v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v]
+    assert host_paths == ["/mnt/nvme"]
+
+
+@pytest.mark.parametrize("name", STORE_PODS)
+def test_pods_on_a_store_go_to_their_node_and_no_other(name: str) -> None:
+    found = STORE_PODS[name]["spec"]
+    pod = found["template"]["spec"] if "template" in found else found
+    terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    field = {"key": "metadata.name", "operator": "In", "values": ["node-0"]}
+    assert terms == {"nodeSelectorTerms": [{"matchFields": [field]}]} and "nodeName" not in pod
 
 
 # The manifest's ConfigMap

@@ -227,7 +227,7 @@ def claim_free_node(seen: Snapshot) -> Decision:
     if not free:
         return Decision(status("full"))
     placement = {"revision": "r", "ranks": [{"rank": 0, "node": free[0].name}], "gpusPerNode": 8}
-    return Decision(status("r", placement=[placement]), claims_nodes=True)
+    return Decision(status("r", placement=[placement]), claims=True)
 
 
 async def test_deployments_that_claim_at_the_same_instant_never_get_the_same_node(bench: Bench) -> None:
@@ -252,7 +252,7 @@ async def test_without_the_second_look_they_would(bench: Bench) -> None:
         world.add(deployment(name))
     for number in range(2):
         world.add(node(f"n{number}"))
-    loop = _real_loop(bench, world, lambda seen: replace(claim_free_node(seen), claims_nodes=False))
+    loop = _real_loop(bench, world, lambda seen: replace(claim_free_node(seen), claims=False))
     await asyncio.gather(*(loop.reconcile(Key("default", name)) for name in "ab"))
     nodes = [world.read(name)["status"]["placement"][0]["ranks"][0]["node"] for name in "ab"]
     assert nodes == ["n0", "n0"]

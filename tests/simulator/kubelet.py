@@ -1,4 +1,4 @@
-"""Every kubelet of a cluster, and the engines, gateways and resolvers on them, under a virtual clock.
+"""Every kubelet of a cluster, and the engines, gateways and stagers on them, under a virtual clock.
 
 Nothing runs: a pod's containers get to the next state because time has passed and because the pods they
 depend on are in theirs. The rules are the real engine's (recordings of vLLM 0.32): the leader turns ready
@@ -8,17 +8,21 @@ once every rank of its life runs; when a rank goes, the leader ends with exit co
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from moe_operator.api.manifest import Manifest
 from moe_operator.api.moments import epoch
 from moe_operator.api.names import (
     ANNOTATION_INCARNATION,
+    COMPONENT_COLLECTOR,
     COMPONENT_ENGINE,
     COMPONENT_GATEWAY,
     COMPONENT_RESOLVER,
+    COMPONENT_SEEDER,
+    COMPONENT_STAGER,
     LABEL_COMPONENT,
     LABEL_DEPLOYMENT,
     LABEL_RANK,
@@ -27,6 +31,8 @@ from moe_operator.api.names import (
 )
 from moe_operator.runtime.kube import EVENT, POD, SECRET, ApiError
 from moe_operator.sandbox.api import MemoryApi
+
+from tests.simulator.stores import NodeStores, values_of
 
 Obj = dict[str, Any]
 STAGE_SECONDS = 1
@@ -63,11 +69,17 @@ class SimulatedKubelet:
     rejects: set[str] = field(default_factory=set)  # nodes whose kubelet refuses pods
     dead: set[str] = field(default_factory=set)  # nodes whose kubelet says and does nothing any more
     lingering: set[str] = field(default_factory=set)  # pods that use their grace period to the full
+    slow: dict[str, float] = field(default_factory=dict)  # node → seconds that its staging takes
+    seeders_boot: bool = True  # whether seeders ever get ready
+    stored: dict[str, Obj] = field(default_factory=dict)  # pod uid → how its work on the store ended
     gateway_boots: bool = True  # whether gateway pods ever get ready
     killed: dict[str, int] = field(default_factory=dict)  # pod uid → exit code
     addresses: dict[str, str] = field(default_factory=dict)  # pod uid → IP
     uids: dict[str, str] = field(default_factory=dict)  # IP → pod uid
     written: dict[str, Obj] = field(default_factory=dict)  # pod uid → status as it was written last
+
+    def __post_init__(self) -> None:
+        self.stores = NodeStores(self.api)
 
     def step(self, now: float) -> None:
         """Bring every bound pod up to ``now``."""
@@ -116,6 +128,14 @@ class SimulatedKubelet:
                 self._gateway(pod, age)
             case str(component) if component == COMPONENT_RESOLVER:
                 self._resolver(pod, age)
+            case str(component) if component == COMPONENT_STAGER:
+                self._stager(pod, age)
+            case str(component) if component == COMPONENT_SEEDER:
+                self._write(
+                    pod, "Running", [running("serve")], is_ready=self.seeders_boot and age >= BOOT_SECONDS
+                )
+            case str(component) if component == COMPONENT_COLLECTOR:
+                self._collector(pod, age)
 
     def _engine(self, pod: Obj, pods: list[Obj], age: float) -> None:
         node, engine = pod["spec"]["nodeName"], pod["spec"]["containers"][0]
@@ -125,8 +145,8 @@ class SimulatedKubelet:
             return
         staged = not has_stager or age >= STAGE_SECONDS
         init = [ended("stage", 0) if staged else running("stage")] if has_stager else []
-        failure = self._stage_failure(pod) if has_stager and staged else None
-        if failure:
+        failure = self._stage_end(pod) if has_stager and staged else {"code": 0}
+        if failure["code"]:
             init = [ended("stage", failure["code"], json.dumps(failure))]
             self._write(pod, "Failed", [waiting("engine", "PodInitializing")], init)
         elif not staged:
@@ -140,10 +160,48 @@ class SimulatedKubelet:
         else:
             self._run_engine(pod, pods, age, init)
 
-    def _stage_failure(self, pod: Obj) -> Obj | None:
-        args = pod["spec"]["initContainers"][0]["args"]
-        source = args[args.index("--source") + 1]
-        return self.stage_failures.get(pod["spec"]["nodeName"]) or self.altered.get(source)
+    def _stager(self, pod: Obj, age: float) -> None:
+        if pod["spec"]["containers"][0]["image"] in self.missing_images:
+            self._write(pod, "Pending", [waiting("stage", "ErrImagePull", "not found")])
+        elif age < self.slow.get(pod["spec"]["nodeName"], STAGE_SECONDS):
+            self._write(pod, "Running", [running("stage")])
+        else:
+            self._end(pod, "stage", self._stage_end(pod))
+
+    def _collector(self, pod: Obj, age: float) -> None:
+        keep = values_of(pod["spec"]["containers"][0]["args"], "--keep")
+        if age < STAGE_SECONDS:
+            self._write(pod, "Running", [running("gc")])
+        else:
+            self._end(pod, "gc", self._once(pod, lambda: self.stores.free(pod, keep)))
+
+    def _end(self, pod: Obj, container: str, words: Obj) -> None:
+        code = words["code"]
+        last = ended(container, code, json.dumps(words), self.api.now())
+        self._write(pod, "Failed" if code else "Succeeded", [last])
+
+    def _stage_end(self, pod: Obj) -> Obj:
+        """How the stager of a pod ends, in its own words."""
+        container = (pod["spec"].get("initContainers") or pod["spec"]["containers"])[0]
+        source = values_of(container["args"], "--source")[0]
+        failure = self.stage_failures.get(pod["spec"]["nodeName"]) or self.altered.get(source)
+        return failure or self._once(pod, lambda: self._pulled(pod, container))
+
+    def _pulled(self, pod: Obj, container: Obj) -> Obj:
+        urls = values_of(container["args"], "--peer")
+        servers = [self.by_address(urlsplit(url).hostname or "") for url in urls]
+        peers = [p["spec"]["nodeName"] for p in servers if p and ready(p)]
+        before = sum(self.stores.origin.values()) + self.stores.from_peers
+        words = self.stores.pull(pod, container, peers)
+        if label(pod, LABEL_RANK) and before != sum(self.stores.origin.values()) + self.stores.from_peers:
+            self.stores.late.append(pod["metadata"]["name"])
+        return words
+
+    def _once(self, pod: Obj, work: Callable[[], Obj]) -> Obj:
+        uid = pod["metadata"]["uid"]
+        if uid not in self.stored:
+            self.stored[uid] = work()
+        return self.stored[uid]
 
     def _run_engine(self, pod: Obj, pods: list[Obj], age: float, init: list[Obj]) -> None:
         image, leader = pod["spec"]["containers"][0]["image"], label(pod, LABEL_RANK) == "0"

@@ -37,7 +37,12 @@ class SimulatedProbes:
 
     async def progress(self, ip: str) -> StageProgress | None:
         pod = self.kubelet.by_address(ip)
-        return StageProgress(phase="Pulling", bytes_total=1000, bytes_done=500) if pod else None
+        if pod is None:
+            return None
+        stores, node = self.kubelet.stores, pod["spec"]["nodeName"]
+        if node in stores.capacity or node in stores.unmounted:
+            return StageProgress(phase="Reserving", bytes_total=1000)
+        return StageProgress(phase="Pulling", bytes_total=1000, bytes_done=500)
 
     async def leader(self, ip: str, *, completion_of: str = "") -> LeaderProbe:
         pod = self._ready(ip)

@@ -7,13 +7,14 @@ scenario that grows a write grows two cases.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from copy import deepcopy
 from functools import cache
 from typing import Any
 
 import pytest
-from moe_operator.runtime.kube import KINDS, MOE_DEPLOYMENT
+from moe_operator.runtime.kube import KINDS, MOE_DEPLOYMENT, NODE
 
 from tests.simulator.scenes import fresh_world, serving
 from tests.simulator.world import World, moe_deployment
@@ -62,13 +63,21 @@ def end_state(world: World) -> dict[str, Any]:
     kinds = ("Pod", "Service", "ConfigMap", "Deployment", "ControllerRevision", "Job", "Role", "RoleBinding")
     left = {k.kind: world.api.list(k).items for k in KINDS if k.kind in kinds}
     names = {
-        kind: sorted(o["metadata"]["name"] for o in items if "-gateway-" not in o["metadata"]["name"])
+        kind: sorted(o["metadata"]["name"] for o in items if not has_name_of_chance(o))
         for kind, items in left.items()
     }
     status = world.status("k3") if world.exists("k3") else {}
     return {
         "names": names,
-        "gateway pods": sum("-gateway-" in p["metadata"]["name"] for p in left["Pod"]),
+        "pods with names of chance": Counter(
+            p["metadata"]["labels"]["app.kubernetes.io/component"]
+            for p in left["Pod"]
+            if has_name_of_chance(p) and p["status"].get("phase") != "Failed"
+        ),
+        "stores": {
+            node: sorted(world.kubelet.stores.disk(node).views)
+            for node in sorted(n["metadata"]["name"] for n in world.api.list(NODE).items)
+        },
         "active": status.get("activeRevision"),
         "target": status.get("targetRevision"),
         "phase": status.get("rollout", {}).get("phase"),
@@ -76,6 +85,11 @@ def end_state(world: World) -> dict[str, Any]:
         "conditions": {c["type"]: (c["status"], c["reason"]) for c in status.get("conditions", ())},
         "groups": [(g["replica"], g["phase"], g.get("incarnation", 0)) for g in status.get("groups", ())],
     }
+
+
+def has_name_of_chance(obj: dict[str, Any]) -> bool:
+    """Whether a ReplicaSet or a Job named it."""
+    return any(o["kind"] in {"ReplicaSet", "Job"} for o in obj["metadata"].get("ownerReferences") or ())
 
 
 @cache

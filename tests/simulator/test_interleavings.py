@@ -79,7 +79,9 @@ class Busy(World):
         self.rng = rng
         self.queue = NextPass()
         kube = GivingWay(self.kube, rng)
-        observer = Observer(kube, self.probes, now=self.time, policy=self.policy, wants=wants)  # type: ignore[arg-type]
+        observer = Observer(
+            kube, self.probes, now=self.time, policy=self.policy, wants=wants, entropy=self.next_token
+        )  # type: ignore[arg-type]
         self.loop = ReconcileLoop(
             self.queue,  # type: ignore[arg-type]
             observer,

@@ -54,10 +54,9 @@ async def test_a_new_revision_starts_beside_the_old_one_and_takes_over(served: W
         clients_reach_only_living_engines(served)
         if moved_to_another(served, old)():
             break
-    assert seen[0] in {"Preflight", "Starting"} and seen[-1] == "Stable"
-    assert [p for p in ("Starting", "Shifting", "Draining", "Stable") if p in seen] == [
-        p for p in seen if p in {"Starting", "Shifting", "Draining", "Stable"}
-    ]
+    in_order = ("Staging", "Starting", "Shifting", "Draining", "Stable")
+    assert seen[0] in {"Preflight", "Staging"} and seen[-1] == "Stable"
+    assert [p for p in in_order if p in seen] == [p for p in seen if p in in_order]
     await served.settle()
     new = active(served)
     assert not served.pods_of("k3", old) and len(served.pods_of("k3", new)) == 2

@@ -128,6 +128,9 @@ class World:
     def next_uid(self) -> str:
         return f"uid-{next(self.numbers):05d}"
 
+    def next_token(self) -> str:
+        return f"token-{next(self.numbers):05d}"
+
     async def build(self) -> World:
         for preset in self.preset.split("+"):
             await nodes.register(self.user, preset)
@@ -137,7 +140,9 @@ class World:
     # The operator
 
     def observer(self) -> Observer:
-        return Observer(self.kube, self.probes, now=self.time, policy=self.policy, wants=wants)  # type: ignore[arg-type]
+        return Observer(
+            self.kube, self.probes, now=self.time, policy=self.policy, wants=wants, entropy=self.next_token
+        )  # type: ignore[arg-type]
 
     async def observe(self, key: Key) -> Snapshot:
         snapshot = await self.observer().observe(key, self.errors.get(key, ""))

@@ -121,7 +121,7 @@ class Reason(StrEnum):
     SOURCE_SCHEME_NOT_SUPPORTED = (
         "SourceSchemeNotSupported",
         "This version of the stager cannot read that kind of source.",
-        "Use https://, hf://, pvc:// or node://, or upgrade the operator.",
+        "Use https://, hf://, s3://, gs://, az://, oci://, pvc:// or node://, or upgrade the operator.",
     )
 
     # The plan.
@@ -157,6 +157,11 @@ class Reason(StrEnum):
         "Wait; see status.staging.",
     )
     STAGED = "Staged", "The files are verified on every node.", "None."
+    WAITING_FOR_SOURCE = (
+        "WaitingForSource",
+        "Other nodes pull from the same source and no more may do so at the same time.",
+        "Wait; raise spec.weights.maxConcurrentNodes if the source can take more.",
+    )
     CHECKSUM_MISMATCH = (
         "ChecksumMismatch",
         "A file's bytes are not what the manifest says, also after a second download.",
@@ -165,12 +170,12 @@ class Reason(StrEnum):
     INSUFFICIENT_DISK = (
         "InsufficientDisk",
         "A node's store has too little room for the files.",
-        "Free or add disk on the node that the message names, or use another cache class.",
+        "Free or add disk on the node that the message names: staging goes on by itself.",
     )
     STORE_UNUSABLE = (
         "StoreUnusable",
         "A node's store cannot be written or has an unknown layout.",
-        "Check mount, ownership and health of the cache class's root on that node.",
+        "Check mount, owner and health of the cache class's root on that node: staging goes on by itself.",
     )
     MANIFEST_INVALID = (
         "ManifestInvalid",
@@ -185,7 +190,7 @@ class Reason(StrEnum):
     STAGING_FAILED = (
         "StagingFailed",
         "The stager stopped for a reason of its own.",
-        "See the message and the log of the pod's stage container.",
+        "See the message and the log of the staging Job's pod.",
     )
 
     # Serving groups.

@@ -32,13 +32,19 @@ MANAGED_BY = "moe-operator"
 COMPONENT_ENGINE = "engine"
 COMPONENT_GATEWAY = "gateway"
 COMPONENT_RESOLVER = "resolver"
-COMPONENT_STAGER = "stager"
+COMPONENT_STAGER = "stager"  # Jobs that bring files to a node
+COMPONENT_SEEDER = "seeder"  # pods that hand a node's files on to other nodes
+COMPONENT_COLLECTOR = "collector"  # Jobs that free what a node needs no more
 ROLE_LEADER = "leader"
 ROLE_WORKER = "worker"
 
 ANNOTATION_INCARNATION = f"{GROUP}/incarnation"  # which life of its group a pod belongs to
 ANNOTATION_APPLIED = f"{GROUP}/applied"  # digest of what the operator applied last
 ANNOTATION_RETRY = f"{GROUP}/retry"
+ANNOTATION_NODE = f"{GROUP}/node"  # of a stager, seeder or collector: the node whose store it works on
+ANNOTATION_SOURCE_HOST = f"{GROUP}/source-host"  # of a stager: whom it pulls from
+ANNOTATION_FROM_PEERS = f"{GROUP}/from-peers"  # of a stager that finds every byte on other nodes
+ANNOTATION_KEPT = f"{GROUP}/kept-views"  # of a collector: what it was told to keep
 COMMANDS = ("promote", "abort", "pause", "rollback-to", "retry")
 
 PORT_ENGINE_HTTP = 8000
@@ -46,6 +52,7 @@ PORT_VLLM_MASTER = 29501
 PORT_VLLM_DP_RPC = 29550
 PORT_SGLANG_DIST = 20000
 PORT_STAGE_PROGRESS = 9108
+PORT_PEERS = 9109
 PORT_GATEWAY_HTTP = 8080
 PORT_GATEWAY_AGENT = 9902
 PORT_ENVOY_ADMIN = 9901
@@ -55,6 +62,7 @@ PATH_MANIFEST = "/manifest"  # the manifest ConfigMap
 PATH_SOURCE = "/source"  # a pvc:// source
 PATH_XDS = "/xds"  # emptyDir shared by Envoy and its agent
 PATH_INTENT = "/intent"  # the intent ConfigMap, boot fallback
+PATH_PEERS = "/peers"  # the token that nodes of one deployment show each other
 PATH_CREDENTIALS = "/credentials"  # the tenant's Secret, mounted by the kubelet
 PATH_SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 PATH_TERMINATION_LOG = "/dev/termination-log"
@@ -104,6 +112,31 @@ def resolver_name(deployment: str, source_digest: str) -> str:
 def manifest_name(deployment: str, source_digest: str) -> str:
     """Immutable ConfigMap with the facts of one source."""
     return bounded(deployment, "manifest", source_digest)
+
+
+def store_key(cache_class: str, node: str, node_uid: str) -> str:
+    """Short name of one node's store: a new node of the same name, or another disk, is another store."""
+    return digest(f"{cache_class}/{node}/{node_uid}")
+
+
+def stager_name(deployment: str, view: str, store: str) -> str:
+    """Job that brings one view to one store (see :func:`store_key`)."""
+    return bounded(deployment, "stage", view[:8], store, limit=DNS_LABEL_MAX - 6)
+
+
+def seeder_name(deployment: str, store: str) -> str:
+    """Pod that hands the files of one store on to other nodes."""
+    return bounded(deployment, "seed", store)
+
+
+def collector_name(deployment: str, store: str, *, last: bool = False) -> str:
+    """Job that frees what one store needs no more; ``last`` = for a deployment that is going."""
+    return bounded(deployment, "gc-last" if last else "gc", store, limit=DNS_LABEL_MAX - 6)
+
+
+def peers_name(deployment: str) -> str:
+    """ConfigMap with the token that nodes show each other, and NetworkPolicy around their servers."""
+    return bounded(deployment, "peers")
 
 
 def leader_address(deployment: str, revision: str, replica: int, namespace: str) -> str:

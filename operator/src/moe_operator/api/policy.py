@@ -17,6 +17,7 @@ from moe_operator.api.fields import DnsLabel, LabelValue, QualifiedName, broken_
 from moe_operator.api.spec_workload import Domain
 
 DEFAULT_STORE = "/var/lib/moe-operator/store"
+SourceHost = Annotated[str, Field(min_length=1, max_length=253)]
 HostPath = Annotated[str, Field(pattern=r"^/[A-Za-z0-9._/-]+$", max_length=1024)]
 
 
@@ -39,6 +40,27 @@ class CacheClass(PolicyModel):
     """Directory on every node; the only host path that pods of a deployment ever see."""
     reserve_bytes: int | None = Field(default=None, ge=0)
     """Bytes that stay free on its file system. Default: the stager's own rule."""
+    budget_bytes: int | None = Field(default=None, ge=1)
+    """Most bytes of weights that one node's store may hold. Default: what its file system takes."""
+
+
+class SourceLimit(PolicyModel):
+    """What all nodes of the cluster together may ask of one source."""
+
+    max_concurrent_nodes: int | None = Field(default=None, ge=1)
+    """Nodes that pull from it at the same time, whatever `spec.weights` of a deployment allows."""
+    bytes_per_second: int | None = Field(default=None, ge=1)
+    """Total of all nodes; each gets an equal share of it."""
+
+
+class Staging(PolicyModel):
+    """How weights travel."""
+
+    peers: bool = True
+    """Whether nodes of a deployment hand files on to each other, so that the source is read about once."""
+    source_limits: dict[SourceHost, SourceLimit] = Field(default={})
+    """By source, as the annotation of staging Jobs spells it: the host for https://, oci:// and hf://
+    (huggingface.co), else `s3://bucket`, `gs://bucket`, `az://account` or `pvc://namespace/claim`."""
 
 
 class Images(PolicyModel):
@@ -90,7 +112,8 @@ class OperatorPolicy(PolicyModel):
     denied_env_prefixes: list[str] = Field(default=["LD_", "PYTHON"])
     """Prefixes of environment variables that a deployment may not set."""
     allowed_source_hosts: list[str] = Field(default=[])
-    """Hosts that https:// sources may name, `*.` for any subdomain. Empty: any host."""
+    """Hosts that a model may come from, redirects included, `*.` for any subdomain. An https:// or oci://
+    source elsewhere is refused at once. Empty: any host."""
     host_access_allowed: bool = False
     """Whether engine pods may use the host's network and privileged containers."""
     pod_extras_allowed: bool = True
@@ -98,6 +121,8 @@ class OperatorPolicy(PolicyModel):
     host access besides."""
     presets: dict[DnsLabel, Preset] = Field(default={})
     """Topologies by name."""
+    staging: Staging = Staging()
+    """How weights travel."""
     gpu_products: dict[LabelValue, GpuProduct] = Field(default={})
     """GPU products beyond the built-in catalogue."""
 
@@ -115,8 +140,8 @@ class OperatorPolicy(PolicyModel):
         return not name.startswith(tuple(self.denied_env_prefixes))
 
     def source_allowed(self, source: str) -> bool:
-        """Whether a deployment may read this source; only https:// sources name a host."""
-        if not self.allowed_source_hosts or not source.startswith("https://"):
+        """Whether a deployment may read this source; only https:// and oci:// sources name a host."""
+        if not self.allowed_source_hosts or not source.startswith(("https://", "oci://")):
             return True
         host = urlsplit(source).hostname or ""
         return any(_host_matches(host, pattern) for pattern in self.allowed_source_hosts)

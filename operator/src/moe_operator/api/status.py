@@ -17,7 +17,17 @@ from moe_operator.api.fields import ApiModel, map_list
 Verdict = Literal["Fits", "Tight", "Refused"]
 GroupPhase = Literal["Pending", "Staging", "Starting", "Ready", "Restarting", "Draining", "Failed"]
 StagingPhase = Literal[
-    "Pending", "Resolved", "Reserving", "Pulling", "Verifying", "Publishing", "Ready", "Failed"
+    "Pending",
+    "Waiting",
+    "Resolved",
+    "Reserving",
+    "Pulling",
+    "Verifying",
+    "Publishing",
+    "Ready",
+    "Retrying",
+    "Blocked",
+    "Failed",
 ]
 RolloutPhase = Literal[
     "Stable",
@@ -157,13 +167,16 @@ class StagingStatus(ApiModel):
     node: Name = ""
     """The node."""
     phase: StagingPhase = "Pending"
-    """What the stager is doing."""
+    """What the stager is doing. `Waiting`: for its turn at the source. `Retrying` and `Blocked`: it stopped
+    and is tried again by itself. `Failed`: it is not tried again until somebody asks."""
     bytes_total: Size = 0
     """Bytes that the node needs."""
     bytes_done: Size = 0
     """Bytes of them that are verified on disk."""
     bytes_reused: Size = 0
     """Bytes of them that were already there."""
+    bytes_from_peers: Size = 0
+    """Bytes of them that came from other nodes instead of the source."""
     rate_bytes_per_second: Size = 0
     """Present rate."""
     eta_seconds: Count | None = None
@@ -172,6 +185,25 @@ class StagingStatus(ApiModel):
     """Why it stands still, as one word."""
     message: Message = ""
     """Why it stands still, for people."""
+    seen_at: Time | None = None
+    """When these numbers were taken; progress is written at most every ten seconds and every percent."""
+
+
+class StoreStatus(ApiModel):
+    """What this deployment has put into one node's store; written before the first byte."""
+
+    node: Name = ""
+    """The node."""
+    node_uid: Annotated[str, Field(max_length=64, alias="nodeUID")] = ""
+    """UID of that node: a new node of the same name has another disk."""
+    cache_class: Word = ""
+    """Cache class of the store."""
+    views: Annotated[list[Hash], Field(max_length=64)] = Field(default=[])
+    """Sets of files, by digest."""
+    collected_at: Time | None = None
+    """When what nobody needs was last freed."""
+    message: Message = ""
+    """Why it could not be freed."""
 
 
 class BootTimeline(ApiModel):
@@ -376,6 +408,8 @@ class Status(ApiModel):
     """Where every replica was put."""
     staging: Annotated[list[StagingStatus], Field(max_length=1024)] = Field(default=[])
     """How far each node is with the model's files."""
+    stores: Annotated[list[StoreStatus], Field(max_length=1024)] = Field(default=[])
+    """What this deployment keeps on each node's disk."""
     groups: Annotated[list[GroupStatus], Field(max_length=512)] = Field(default=[])
     """Every serving group."""
     rollout: RolloutStatus = RolloutStatus()

@@ -74,6 +74,10 @@ class Kubectl:
         """``kubectl get RESOURCE -o json``; NoCluster when it fails."""
         return list(self._get(*resource).get("items", ()))
 
+    def deployment(self, name: str, namespace: str | None) -> Obj:
+        """One MoEDeployment; NoCluster when it cannot be read."""
+        return self._get("moedeployment", name, *(("-n", namespace) if namespace else ()))
+
     def deployments(self) -> list[Obj]:
         """Every MoEDeployment; none where the operator's resource is not installed."""
         try:

@@ -11,6 +11,9 @@ COMMANDS = {
     "plan": LazyCommand(
         "moe_operator.cli.plan", "plan", "Say whether a model fits GPUs, and how, before any pod exists."
     ),
+    "weights": LazyCommand(
+        "moe_operator.cli.weights", "weights", "Show how far each node is with a model's files."
+    ),
 }
 
 

@@ -1,1 +1,1 @@
-"""Snapshot → Decision: the pure chain accept → plan → place → stage → roll → serve → route → report."""
+"""Snapshot → Decision: the steps of ``decide`` and what each of them concludes from."""

@@ -24,25 +24,16 @@ from moe_operator.api.spec import (
     Placement,
     Rollout,
     SpecError,
-    Weights,
 )
 from moe_operator.hardware.catalogue import CATALOGUE
 from moe_operator.reconcile.draft import Draft
 from moe_operator.reconcile.snapshot import Snapshot
-from moe_operator.resources.model_source import READABLE_SCHEMES, scheme
 
 DEFAULT_GPUS_PER_NODE = 8  # an HGX baseboard, when neither spec, preset nor catalogue says otherwise
 
 # Members whose behaviour later versions bring; setting one to something else than its default is refused.
 NOT_YET: dict[type[ApiModel], tuple[str, ...]] = {
     ModelSpec: ("manifest_ref", "multimodal"),
-    Weights: (
-        "verify",
-        "selection",
-        "max_concurrent_nodes",
-        "bandwidth_per_node",
-        "retain_revisions",
-    ),
     Health: ("probe_seconds", "heartbeat_seconds", "memory_skew"),
     Gateway: ("tls", "auth", "limits", "queue", "allowed_sources", "audit", "external"),
     Rollout: (
@@ -137,7 +128,6 @@ def _escapes(context: dict[str, Any]) -> bool:
 def _not_yet(spec: MoESpec) -> Iterable[str]:
     for path, model in (
         ("model", spec.model),
-        ("weights", spec.weights),
         ("health", spec.health),
         ("network", spec.network),
         ("placement", spec.placement),
@@ -154,8 +144,6 @@ def _not_yet(spec: MoESpec) -> Iterable[str]:
         yield "spec.schedule"
     if spec.disruption.policy != type(spec.disruption)().policy:
         yield "spec.disruption.policy"
-    if scheme(spec.model.source) not in READABLE_SCHEMES:
-        yield f"spec.model.source with scheme {scheme(spec.model.source)}://"
 
 
 def with_preset(spec: MoESpec, policy: OperatorPolicy) -> MoESpec:

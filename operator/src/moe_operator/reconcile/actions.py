@@ -82,4 +82,4 @@ class Decision:
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
     wake_after: float | None = None
-    claims_nodes: bool = False  # this status promises GPUs nobody promised before
+    claims: bool = False  # takes what others may want: GPUs, a place at a source, a node's store

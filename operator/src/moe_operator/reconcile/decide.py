@@ -1,4 +1,4 @@
-"""Snapshot → Decision: accept → plan → place → stage → roll → serve → route → report.
+"""Snapshot → Decision: accept → plan → place → stage → roll → serve → collect → route → report.
 
 Each step is a pure function of the snapshot and of what the steps before it concluded. Deciding twice on
 the same world gives the same answer, and deciding on a world in which the answer came true gives none.
@@ -13,6 +13,7 @@ from moe_operator.api.names import FINALIZER
 from moe_operator.api.status import Status
 from moe_operator.reconcile.accept import accept
 from moe_operator.reconcile.actions import Action, AddFinalizer, Apply, Decision, Obj
+from moe_operator.reconcile.collect import collect
 from moe_operator.reconcile.draft import Draft
 from moe_operator.reconcile.observed_groups import with_groups
 from moe_operator.reconcile.place import place
@@ -27,7 +28,7 @@ from moe_operator.reconcile.teardown import teardown
 from moe_operator.rollout.revision import recorded
 
 Step = Callable[[Snapshot, Draft], Draft]
-CHAIN: tuple[Step, ...] = (accept, plan_step, place, stage, roll, serve, route, report)
+CHAIN: tuple[Step, ...] = (accept, plan_step, place, stage, roll, serve, collect, route, report)
 
 
 def decide(snapshot: Snapshot) -> Decision:
@@ -59,7 +60,7 @@ def _decision(snapshot: Snapshot, draft: Draft) -> Decision:
         actions=(*applies, *draft.deletions),
         events=draft.events,
         wake_after=draft.wake_after,
-        claims_nodes=draft.claims_nodes,
+        claims=draft.claims,
     )
 
 

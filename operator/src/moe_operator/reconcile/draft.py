@@ -40,13 +40,14 @@ class Draft:
     intent: Intent | None = None  # what the gateways were told last
     weights: Mapping[str, int] = field(default_factory=dict)  # revision → share of traffic
     leaving: Mapping[tuple[str, int], Leave] = field(default_factory=dict)  # (revision, replica) → next step
+    staged: frozenset[tuple[str, int]] = frozenset()  # (revision, replica) whose nodes hold every byte
     no_room: Refusal | None = None  # why replicas of the target could not be placed
     conditions: Mapping[ConditionType, Verdict] = field(default_factory=dict)
     applies: tuple[Obj, ...] = ()
     deletions: tuple[Delete, ...] = ()
     events: tuple[Event, ...] = ()
     wake_after: float | None = None
-    claims_nodes: bool = False
+    claims: bool = False
 
     def say(self, kind: ConditionType, status: Truth, reason: Reason, message: str = "") -> Draft:
         """With one condition concluded."""
@@ -85,6 +86,11 @@ class Draft:
         groups = tuple(replace(g, record=record) if _same(g.record, record) else g for g in self.groups)
         records = [record if _same(r, record) else r for r in self.status.groups]
         return replace(self, groups=groups, status=self.status.model_copy(update={"groups": records}))
+
+    def is_wanted(self, group: Group) -> bool:
+        """Whether a group is to live: of a revision that serves or shall serve, within the replicas."""
+        within = self.wish is None or group.replica < self.wish.replicas
+        return within and group.revision in self.wanted
 
     def groups_of(self, revision: str) -> tuple[Group, ...]:
         """The groups of one revision, by replica."""

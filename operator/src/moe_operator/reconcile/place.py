@@ -102,9 +102,11 @@ def _assign(draft: Draft, target: Revision, missing: list[int], cluster: Cluster
 
 
 def _holding(draft: Draft, view: str) -> set[str]:
-    """Nodes that hold the same files for another replica or revision."""
-    same = {r.hash for r in draft.records.values() if r.view == view}
-    return {r.node for p in draft.status.placement if p.revision in same for r in p.ranks}
+    """Nodes that hold the same files, for another replica or revision or for a way back."""
+    same = {r.hash: r for r in draft.records.values() if r.view == view}
+    views = {v for r in same.values() for v in r.views}
+    stored = {s.node for s in draft.status.stores if views & set(s.views)}
+    return stored | {r.node for p in draft.status.placement if p.revision in same for r in p.ranks}
 
 
 def _used(cluster: Cluster) -> Counter[str]:
@@ -151,7 +153,7 @@ def _promised(draft: Draft, target: Revision, found: list[PlacementStatus]) -> D
         for p in found
         if (target.hash, p.replica) not in known
     ]
-    draft = replace(draft, claims_nodes=True, groups=(*draft.groups, *fresh))
+    draft = replace(draft, claims=True, groups=(*draft.groups, *fresh))
     return draft.with_status(
         placement=[*draft.status.placement, *found],
         groups=[*draft.status.groups, *(g.record for g in fresh)],

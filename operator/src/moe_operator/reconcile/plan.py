@@ -33,7 +33,8 @@ from moe_operator.resources.ownership import Owner
 from moe_operator.resources.resolver_job import resolver_job
 from moe_operator.resources.revision_record import revision_record
 from moe_operator.rollout.rank_pod import Trouble, pod_trouble
-from moe_operator.rollout.revision import Revision, revision_of, same_spec, superfluous
+from moe_operator.rollout.revision import NodeFiles, Revision, revision_of, same_spec, superfluous
+from moe_operator.rollout.selection import rank_files
 
 ASSUMPTIONS_SHOWN = 32  # the API's bound
 RETRY_SECONDS = 60.0  # between two tries at a source that did not answer
@@ -86,7 +87,7 @@ def _resolve(snapshot: Snapshot, draft: Draft, spec: MoESpec, name: str) -> Draf
     if job is None:
         cache = snapshot.policy.cache_classes[spec.weights.cache_class]
         draft = remember_retry(snapshot, draft) if retry_asked(snapshot, draft) else draft
-        draft = draft.apply(resolver_job(owner, job_name, spec.model, cache, snapshot.policy.images.operator))
+        draft = draft.apply(resolver_job(owner, job_name, spec.model, cache, snapshot.policy))
         return _resolving(draft, f"reading {spec.model.source}").wake(COLLECT_SECONDS)
     trouble = _resolver_trouble(snapshot, job_name)
     if _failed(job):
@@ -186,9 +187,22 @@ def _planned(snapshot: Snapshot, draft: Draft, spec: MoESpec, manifest: Manifest
     if known is None and (refusals or layout is None):
         return _refuse(draft, refusals)
     assert layout is not None
-    revision = known or revision_of(spec, layout, view, name, _planned_length(request, answer))
+    chosen = () if known else _selected(spec, layout, request.checkpoint, manifest)
+    if isinstance(chosen, Refusal):
+        return _refuse(draft, [chosen])
+    length = _planned_length(request, answer)
+    revision = known or revision_of(spec, layout, view, name, length, chosen)
     draft = _accepted(draft, revision, _plan_status(answer, revision))
     return draft if known else _recorded(snapshot, draft, revision)
+
+
+def _selected(
+    spec: MoESpec, layout: Layout, checkpoint: Checkpoint | None, manifest: Manifest | None
+) -> tuple[NodeFiles, ...] | Refusal:
+    """The files of each rank where not every node gets all of them."""
+    if spec.weights.selection != "PerRank" or manifest is None or checkpoint is None:
+        return ()
+    return rank_files(spec, layout, checkpoint, manifest)
 
 
 def _is_planned(draft: Draft, revision: Revision) -> bool:

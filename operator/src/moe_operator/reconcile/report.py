@@ -1,4 +1,4 @@
-"""Step 8: what people and tools read: conditions, counts, the group that holds things up.
+"""Step 9: what people and tools read: conditions, counts, the group that holds things up.
 
 kstatus rules: ``Ready`` is there from the first write, ``Reconciling`` and ``Stalled`` only while they hold,
 ``observedGeneration`` always. ``Ready`` is about serving: a healthy rollout and a refused edit leave it True.
@@ -137,6 +137,7 @@ def _why_degraded(draft: Draft, said: str) -> tuple[Reason, str]:
 
 PHASES = {
     "Preflight": Reason.INSUFFICIENT_CAPACITY_FOR_ROLLOUT,
+    "Staging": Reason.STAGING,
     "Starting": Reason.REVISION_STARTING,
     "Verifying": Reason.VERIFYING,
     "Shifting": Reason.SWITCHING,

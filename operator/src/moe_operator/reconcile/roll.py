@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from moe_operator.api.conditions import Reason
+from moe_operator.api.conditions import ConditionType, Reason
 from moe_operator.api.moments import moment
 from moe_operator.api.status import GroupStatus, HistoryEntry, RolloutPhase, RolloutStatus
 from moe_operator.reconcile.actions import Event, Obj
@@ -95,7 +95,7 @@ def _first(snapshot: Snapshot, draft: Draft, target: Revision) -> Draft:
     if groups and all(g.record.phase == "Failed" for g in groups):
         return _give_up(snapshot, draft, target, groups[0])
     if not any(g.serving for g in groups):
-        return _phase(snapshot, draft, target, "Starting")
+        return _phase(snapshot, draft, target, _before_ready(draft, groups))
     draft = draft.with_status(active_revision=target.hash)
     draft = draft.event(Event("Normal", Reason.REVISION_READY, f"revision {target.hash} serves"))
     return _finished(snapshot, _carry(draft, target.hash), target)
@@ -114,10 +114,15 @@ def _beside(snapshot: Snapshot, draft: Draft, target: Revision) -> Draft:
     if draft.no_room or len(groups) < replicas:
         return _phase(snapshot, kept, target, "Preflight")
     if not all(g.ready for g in groups):
-        return _phase(snapshot, kept, target, "Starting")
+        return _phase(snapshot, kept, target, _before_ready(draft, groups))
     if not all(g.serving for g in groups):
         return _phase(snapshot, kept, target, "Verifying")
     return _shift(snapshot, draft, target, groups)
+
+
+def _before_ready(draft: Draft, groups: tuple[Group, ...]) -> RolloutPhase:
+    staged = draft.condition(ConditionType.WEIGHTS_STAGED).status
+    return "Staging" if staged == "False" and not any(g.pods for g in groups) else "Starting"
 
 
 def _shift(snapshot: Snapshot, draft: Draft, target: Revision, groups: tuple[Group, ...]) -> Draft:

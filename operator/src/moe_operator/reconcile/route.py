@@ -1,4 +1,4 @@
-"""Step 7: the gateway's own objects, and the intent that its pods follow.
+"""Step 8: the gateway's own objects, and the intent that its pods follow.
 
 Only the leader of a whole group that has answered a completion is an endpoint. The intent's generation grows
 by one whenever its content changes and never otherwise; it survives the loss of the ConfigMap through status.

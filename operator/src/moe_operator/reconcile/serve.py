@@ -1,8 +1,8 @@
 """Step 6: the pods of every group: made, kept whole, remade, or led away.
 
-A wanted group gets its missing ranks once its placement is on record and nothing of an earlier life is left.
-A group that lost a rank is remade as a whole, within its restart budget. A group that is no longer wanted
-leaves by way of the gateway first.
+A wanted group gets its missing ranks once its placement is on record, its nodes hold its files (``stage``)
+and nothing of an earlier life is left. A group that lost a rank is remade as a whole, within its restart
+budget. A group that is no longer wanted leaves by way of the gateway first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def serve(snapshot: Snapshot, draft: Draft) -> Draft:
     """Bring every group one step further."""
     for group in draft.groups:
         revision = draft.records.get(group.revision)
-        if not _is_wanted(draft, group):
+        if not draft.is_wanted(group):
             draft = _leave(snapshot, draft, group)
         elif revision:  # without its record a group can only be left as it is
             draft = _live(snapshot, draft, group, revision)
@@ -49,11 +49,6 @@ def serve(snapshot: Snapshot, draft: Draft) -> Draft:
 def served_name(snapshot: Snapshot, spec: MoESpec) -> str:
     """The id that /v1/models answers."""
     return spec.model.name or snapshot.name
-
-
-def _is_wanted(draft: Draft, group: Group) -> bool:
-    within = draft.wish is None or group.replica < draft.wish.replicas
-    return within and group.revision in draft.wanted
 
 
 def _live(snapshot: Snapshot, draft: Draft, group: Group, revision: Revision) -> Draft:
@@ -109,13 +104,18 @@ def _create(snapshot: Snapshot, draft: Draft, group: Group, revision: Revision) 
     config_map = snapshot.child("ConfigMap", revision.manifest) if revision.view else None
     if placement is None or (revision.view and config_map is None) or snapshot.namespace_terminating:
         return draft
+    if revision.view and (group.revision, group.replica) not in draft.staged:
+        return draft
     owner = Owner(snapshot.name, snapshot.namespace, snapshot.uid)
     service = stamped(group_service(owner, group.revision, group.replica))
     if differs(snapshot.child("Service", service["metadata"]["name"]), service):
         draft = draft.apply(service)
     key = manifest_key(config_map) if config_map else ""
     nodes = {r.rank: r.node for r in placement.ranks}
-    seats = [RankSeat(group.replica, rank, nodes[rank], group.record.incarnation) for rank in group.missing]
+    seats = [
+        RankSeat(group.replica, rank, nodes[rank], group.record.incarnation, revision.files_of(rank))
+        for rank in group.missing
+    ]
     name = served_name(snapshot, revision.spec)
     return draft.apply(*(engine_pod(owner, revision, s, snapshot.policy, name, key) for s in seats))
 

@@ -31,6 +31,19 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True)
+class Fleet:
+    """What all MoEDeployments share when files are brought to nodes; gathered only while that goes on.
+
+    Everything is cluster-wide and from LISTs: who pulls, who frees, who keeps what on which node.
+    """
+
+    nodes: Mapping[str, str] = field(default_factory=dict)  # node name → UID
+    jobs: tuple[Obj, ...] = ()  # stagers and collectors
+    deployments: tuple[Obj, ...] = ()
+    engine_pods: tuple[Obj, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class LeaderProbe:
     """What the leader of a group answered just now; None = not asked."""
 
@@ -70,13 +83,15 @@ class Snapshot:
     children: Mapping[str, tuple[Obj, ...]] = field(default_factory=dict)  # kind → objects with the label
     namespace_terminating: bool = False
     cluster: Cluster | None = None
+    fleet: Fleet | None = None
     complaints: Mapping[str, str] = field(default_factory=dict)  # pod uid → what its kubelet warned of last
     resolver: ResolverProbe | None = None
-    stagers: Mapping[str, StageProgress] = field(default_factory=dict)  # pod name → init stager's progress
+    stagers: Mapping[str, StageProgress] = field(default_factory=dict)  # pod name → its stager's progress
     leaders: Mapping[str, LeaderProbe] = field(default_factory=dict)  # pod name → probe
     gateways: tuple[GatewayProbe, ...] = ()
     last_error: str = ""  # why the previous pass stopped, in the API server's words
     operator_version: str = ""
+    entropy: str = ""  # 256 random bits as hex, new in every snapshot
 
     @property
     def name(self) -> str:
@@ -113,6 +128,7 @@ class Wants:
     """Which IO the next decision needs beyond the children, computed from them (see ``wants.py``)."""
 
     cluster: bool = False
+    fleet: bool = False
     complaints: frozenset[str] = frozenset()  # uids of pods that wait without saying why
     resolver_pod_ip: str = ""
     stager_pods: Mapping[str, str] = field(default_factory=dict)  # pod name → IP

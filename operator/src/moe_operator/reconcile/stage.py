@@ -1,93 +1,210 @@
-"""Step 4: how far the nodes of the wanted revisions are with the model's files.
+"""Step 4: every byte on every node before any of its GPUs is taken.
 
-The stager runs as the engine pod's init container; its progress port says how far it is, its exit says that
-every byte is verified. Written when a phase changes or another percent is done, not at every look.
+A Job without GPUs brings each node of the target its files, while the active revision serves. The engine
+pods of a group are created only when every node of the group is done; their own stager then links in
+milliseconds. Jobs begin in waves (``waves.py``), help each other (``seeding.py``), and are tried again by
+themselves where somebody mends a node; a source that is wrong is not asked again until somebody says so.
+
+Invariants: no engine pod of a group is created before all its nodes are verified; a node's store is never
+filled and freed at the same time; what serves is never touched by how staging goes.
 """
 
 from __future__ import annotations
 
-from moe_operator.api.conditions import ConditionType, Reason
-from moe_operator.api.manifest import StageProgress
-from moe_operator.api.quantity import human_bytes
-from moe_operator.api.status import StagingStatus
-from moe_operator.reconcile.draft import Draft
-from moe_operator.reconcile.snapshot import Snapshot
-from moe_operator.rollout.groups import Group
-from moe_operator.rollout.rank_pod import RankPod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
-LOOK_SECONDS = 2.0
-WRITE_SHARE = 0.01
+from moe_operator.api.conditions import ConditionType, Reason
+from moe_operator.api.names import (
+    ANNOTATION_FROM_PEERS,
+    COMPONENT_COLLECTOR,
+    COMPONENT_STAGER,
+    peers_name,
+)
+from moe_operator.api.quantity import human_bytes
+from moe_operator.reconcile import waves
+from moe_operator.reconcile.actions import Delete, Event
+from moe_operator.reconcile.draft import Draft
+from moe_operator.reconcile.plan import remember_retry, retry_asked
+from moe_operator.reconcile.seeding import Seeding, taking_part, with_seeders
+from moe_operator.reconcile.site_looks import Look, is_over, look
+from moe_operator.reconcile.sites import Site, sites_of, waits_for_files, with_present_nodes, with_stores
+from moe_operator.reconcile.snapshot import Fleet, Snapshot
+from moe_operator.reconcile.staging_rows import conclude, staging_rows
+from moe_operator.reconcile.store_jobs import component, refs, works_on
+from moe_operator.resources.manifest_config_map import manifest_key
+from moe_operator.resources.model_source import source_host
+from moe_operator.resources.ownership import Owner
+from moe_operator.resources.staging_job import Pull, staging_job
+
+LOOK_SECONDS = 5.0
+AGAIN_SECONDS = 60.0  # between two tries at a node or a source that could not
 
 
 def stage(snapshot: Snapshot, draft: Draft) -> Draft:
-    """Report staging per node and conclude WeightsStaged for the target."""
+    """Bring every wanted group's files one step further and say how far they are."""
+    draft = with_present_nodes(snapshot, draft)
+    sites = sites_of(draft)
+    draft = with_stores(snapshot, draft, sites)
+    looks = tuple(look(snapshot, site) for site in sites)
+    waiters = {(g.revision, g.replica) for g in draft.groups if waits_for_files(draft, g)}
+    missing = tuple(seen for seen in looks if seen.site.group in waiters and seen.state != "done")
+    not_done = {seen.site.group for seen in missing}
+    draft = replace(draft, staged=frozenset(s.group for s in sites if s.group not in not_done))
+    draft = _cleared(snapshot, draft, looks, missing)
+    draft, waiting = _advanced(snapshot, draft, looks, missing)
+    return _reported(snapshot, draft, looks, waiting)
+
+
+def _cleared(snapshot: Snapshot, draft: Draft, looks: Sequence[Look], missing: Sequence[Look]) -> Draft:
+    """Without Jobs that nobody needs, and without failed ones whose time for another try has come."""
+    asked, again = retry_asked(snapshot, draft), []
+    for seen in missing:
+        left = seen.ended_at + AGAIN_SECONDS - snapshot.now
+        if seen.state == "failed" and (asked or (seen.tries_again and left <= 0)):
+            again.append(seen.job)
+        elif seen.state == "failed" and seen.tries_again:
+            draft = draft.wake(left)
+    if tried := refs(again):
+        draft = draft.delete(Delete(tried, "another try at staging"))
+    names = {seen.job_name for seen in looks}
+    jobs = [j for j in snapshot.children.get("Job", ()) if component(j) == COMPONENT_STAGER]
+    unwanted = [j for j in jobs if j["metadata"]["name"] not in names]
+    gone = refs(unwanted)
+    return draft.delete(Delete(gone, "nobody needs these files")) if gone else draft
+
+
+def _advanced(
+    snapshot: Snapshot, draft: Draft, looks: Sequence[Look], missing: Sequence[Look]
+) -> tuple[Draft, dict[str, str]]:
+    """With the Jobs and seeders of this wave; and node → host for those that wait for their turn."""
+    blocked = {row.node for row in draft.status.staging if row.phase in {"Blocked", "Failed"}}
+    pulling = [seen.site for seen in missing if seen.site.node not in blocked]
+    part = taking_part(snapshot, pulling, [seen.site for seen in looks])
+    draft, seeding = with_seeders(snapshot, draft, part)
+    if not any(waits_for_files(draft, group) for group in draft.groups):
+        return draft, {}
+    if snapshot.fleet is None:  # also: is it still the same node?
+        return replace(draft, staged=frozenset()).wake(0.0), {}
+    absent = {seen.job_name: seen for seen in missing if seen.state == "absent"}
+    if absent and retry_asked(snapshot, draft):
+        draft = remember_retry(snapshot, draft)
+    if any(seen.state == "failed" and not seen.tries_again for seen in missing):
+        return draft, {}  # a source that is wrong for one node is wrong for all
+    if pulling:
+        draft = draft.wake(LOOK_SECONDS)
+    if not absent or not seeding.settled:
+        return draft, {}
+    ordered = sorted(absent.values(), key=lambda seen: seen.site.node in blocked)
+    return _admitted(snapshot, draft, snapshot.fleet, ordered, seeding, looks)
+
+
+def _admitted(
+    snapshot: Snapshot,
+    draft: Draft,
+    fleet: Fleet,
+    absent: Iterable[Look],
+    seeding: Seeding,
+    looks: Sequence[Look],
+) -> tuple[Draft, dict[str, str]]:
+    me = waves.key_of(snapshot.object)
+    verified = [seen.site for seen in looks if seen.state == "done"] + _running_sites(draft)
+    holders = {(site.view, site.node) for site in verified if site.node in seeding.urls}
+    fed = _fed_by_peers(fleet, me)
+    places: dict[str, int] = {}
+    waiting: dict[str, str] = {}
+    for seen in absent:
+        site = seen.site
+        if _is_being_freed(fleet, site.node):
+            continue
+        host = source_host(site.revision.spec.model.source, snapshot.namespace)
+        full = {node for view, node in holders if view == site.view and node != site.node}
+        if full:
+            if fed < waves.FANOUT * len(full):
+                fed += 1
+                draft = _begun(snapshot, draft, seen, host, seeding, all_from_peers=True)
+            continue
+        if host not in places:
+            limit = waves.limit_of(site.revision.spec, host, snapshot.policy)
+            places[host] = waves.free_places(me, host, limit, fleet)
+        if places[host] > 0:
+            places[host] -= 1
+            draft = _begun(snapshot, draft, seen, host, seeding)
+        else:
+            waiting[site.node] = host
+    return draft, waiting
+
+
+def _running_sites(draft: Draft) -> list[Site]:
+    """Sites whose engine pod has its files already."""
+    running = {
+        (group.revision, group.replica, pod.rank)
+        for group in draft.groups
+        for pod in group.current
+        if pod.staged and pod.running
+    }
+    return [site for site in sites_of(draft) if (*site.group, site.rank) in running]
+
+
+def _fed_by_peers(fleet: Fleet, me: str) -> int:
+    return sum(
+        waves.owner_of(job) == me
+        and not is_over(job)
+        and ANNOTATION_FROM_PEERS in (job["metadata"].get("annotations") or {})
+        for job in fleet.jobs
+    )
+
+
+def _is_being_freed(fleet: Fleet, node: str) -> bool:
+    return any(
+        component(job) == COMPONENT_COLLECTOR and works_on(job) == node and not is_over(job)
+        for job in fleet.jobs
+    )
+
+
+def _begun(
+    snapshot: Snapshot, draft: Draft, seen: Look, host: str, seeding: Seeding, *, all_from_peers: bool = False
+) -> Draft:
+    """With one more node pulling."""
+    site = seen.site
+    revision = site.revision
+    config_map = snapshot.child("ConfigMap", revision.manifest)
+    if config_map is None or snapshot.namespace_terminating:
+        return draft
+    pull = Pull(
+        name=seen.job_name,
+        node=site.node,
+        files=revision.files_of(site.rank),
+        host=host,
+        peers=seeding.for_node(site.node),
+        peers_config=peers_name(snapshot.name),
+        all_from_peers=all_from_peers,
+        bandwidth=waves.bandwidth_of(revision.spec, host, snapshot.policy),
+    )
+    owner = Owner(snapshot.name, snapshot.namespace, snapshot.uid)
+    job = staging_job(
+        owner, revision.spec, snapshot.policy, revision.manifest, manifest_key(config_map), pull
+    )
+    return replace(draft.apply(job), claims=True)
+
+
+def _reported(snapshot: Snapshot, draft: Draft, looks: Sequence[Look], waiting: Mapping[str, str]) -> Draft:
     target = draft.target
     if target is None or not target.view:
         reason = Reason.NOT_APPLICABLE if target else Reason.PENDING
         return draft.with_status(staging=[]).say(ConditionType.WEIGHTS_STAGED, "Unknown", reason)
-    groups = draft.groups_of(target.hash)
-    before = {s.node: s for s in draft.status.staging}
-    total = draft.status.manifest.total_bytes
-    rows = [
-        _row(pod, snapshot.stagers.get(pod.name), before.get(pod.node), total)
-        for group in groups
-        for pod in sorted(group.current, key=lambda p: p.rank)
-        if pod.node
-    ]
-    draft = draft.with_status(staging=rows)
-    if any(row.phase not in {"Ready", "Failed"} for row in rows):
+    groups = [g for g in draft.groups_of(target.hash) if draft.is_wanted(g)]
+    by_node = {seen.site.node: seen for seen in looks if seen.site.revision.hash == target.hash}
+    rows = staging_rows(snapshot, draft, target, by_node, waiting)
+    placed = {(p.revision, p.replica): p for p in draft.status.placement}
+    nodes = {
+        r.node for g in groups if (p := placed.get((g.revision, g.replica))) is not None for r in p.ranks
+    }
+    began = any(component(o) == COMPONENT_STAGER for o in draft.applies)
+    if began and not any(seen.state in {"active", "done"} for seen in by_node.values()):
+        total = human_bytes(draft.status.manifest.total_bytes)
+        said = f"revision {target.hash}: {len(nodes)} node(s) get {total} from {target.spec.model.source}"
+        draft = draft.event(Event("Normal", Reason.STAGING, said))
+    if any(row.phase not in {"Ready", "Failed", "Blocked"} for row in rows):
         draft = draft.wake(LOOK_SECONDS)
-    return _conclude(draft, groups, rows, target.layout.nodes)
-
-
-def _row(
-    pod: RankPod, progress: StageProgress | None, before: StagingStatus | None, total: int
-) -> StagingStatus:
-    if pod.staged and (pod.running or pod.ended or pod.ready):
-        reused = before.bytes_reused if before else 0
-        return StagingStatus(
-            node=pod.node, phase="Ready", bytes_total=total, bytes_done=total, bytes_reused=reused
-        )
-    if pod.trouble and pod.ended:
-        return StagingStatus(
-            node=pod.node,
-            phase="Failed",
-            bytes_total=total,
-            reason=pod.trouble.reason,
-            message=pod.trouble.message,
-        )
-    if progress is None:
-        return (
-            before if before and before.phase != "Ready" else StagingStatus(node=pod.node, bytes_total=total)
-        )
-    fresh = StagingStatus(
-        node=pod.node,
-        phase=progress.phase,
-        bytes_total=progress.bytes_total,
-        bytes_done=progress.bytes_done,
-        bytes_reused=progress.bytes_reused,
-        rate_bytes_per_second=int(progress.rate_bytes_per_second),
-        eta_seconds=None if progress.eta_seconds is None else int(progress.eta_seconds),
-        message=progress.message,
-    )
-    return fresh if before is None or _worth_writing(before, fresh) else before
-
-
-def _worth_writing(before: StagingStatus, fresh: StagingStatus) -> bool:
-    step = WRITE_SHARE * max(1, fresh.bytes_total)
-    return before.phase != fresh.phase or fresh.bytes_done - before.bytes_done >= step
-
-
-def _conclude(draft: Draft, groups: tuple[Group, ...], rows: list[StagingStatus], nodes: int) -> Draft:
-    kind, needed = ConditionType.WEIGHTS_STAGED, nodes * len(groups)
-    ready = sum(row.phase == "Ready" for row in rows)
-    failed = next((row for row in rows if row.phase == "Failed"), None)
-    if failed:
-        reason = next((r for r in Reason if r == failed.reason), Reason.STAGING_FAILED)
-        return draft.say(kind, "False", reason, f"{failed.node}: {failed.message}")
-    if needed and ready == needed:
-        return draft.say(kind, "True", Reason.STAGED, f"{needed} node(s) hold every byte, verified")
-    done = sum(row.bytes_done for row in rows)
-    every = sum(row.bytes_total for row in rows)
-    said = f"{ready} of {needed} node(s) ready; {human_bytes(done)} of {human_bytes(every)}"
-    return draft.say(kind, "False", Reason.STAGING, said)
+    return conclude(draft, groups, rows, len(nodes))

@@ -1,6 +1,7 @@
 """Which IO the next decision needs, computed from the children alone.
 
-Nodes and other owners' pods are read only while something has to be placed; engines are asked only while
+Nodes and other owners' pods are read only while something has to be placed; other deployments' staging only
+while something has to be staged or freed; engines are asked only while
 they have to prove themselves; gateways are asked while there are any.
 """
 
@@ -8,26 +9,33 @@ from __future__ import annotations
 
 from moe_operator.api.names import (
     COMPONENT_RESOLVER,
+    COMPONENT_STAGER,
     FINALIZER,
     LABEL_COMPONENT,
 )
 from moe_operator.reconcile.accept import accept
 from moe_operator.reconcile.actions import Obj
+from moe_operator.reconcile.collect import due_stores
 from moe_operator.reconcile.decide import first_draft
 from moe_operator.reconcile.draft import Draft
 from moe_operator.reconcile.gateway_acks import draining_gateways, gateway_pods
 from moe_operator.reconcile.place import rollout_failed, unplaced
 from moe_operator.reconcile.plan import plan_step
 from moe_operator.reconcile.serve import served_name
+from moe_operator.reconcile.sites import waits_for_files
 from moe_operator.reconcile.snapshot import Snapshot, Wants
+from moe_operator.reconcile.teardown import frees_stores
+from moe_operator.rollout.groups import Group
 from moe_operator.rollout.rank_pod import waits_silently
 
 
 def wants(snapshot: Snapshot) -> Wants:
     """What to gather beyond the children."""
     finalizers = snapshot.object["metadata"].get("finalizers") or ()
-    if snapshot.deleting or FINALIZER not in finalizers:
+    if FINALIZER not in finalizers:
         return Wants()
+    if snapshot.deleting:
+        return Wants(fleet=frees_stores(snapshot))
     draft = plan_step(snapshot, accept(snapshot, first_draft(snapshot)))
     asked = [*gateway_pods(snapshot), *draining_gateways(snapshot)]
     unproven = [
@@ -37,11 +45,14 @@ def wants(snapshot: Snapshot) -> Wants:
     ]
     return Wants(
         cluster=_must_place(draft),
+        fleet=bool(due_stores(snapshot, draft))
+        or any(waits_for_files(draft, g) and _is_staged(draft, g) for g in draft.groups),
         complaints=frozenset(p["metadata"]["uid"] for p in snapshot.pods if waits_silently(p)),
         resolver_pod_ip=_resolver_ip(snapshot),
         stager_pods={
             p.name: p.ip for g in draft.groups for p in g.current if p.ip and not p.staged and not p.ended
-        },
+        }
+        | {p["metadata"]["name"]: _ip(p) for p in snapshot.pods if _is_pulling(p)},
         leaders={leader.name: leader.ip for _, leader in unproven},
         completions={
             leader.name: served_name(snapshot, draft.records[group.revision].spec)
@@ -50,6 +61,16 @@ def wants(snapshot: Snapshot) -> Wants:
         gateway_pods={p["metadata"]["name"]: ip for p in asked if (ip := _ip(p))},
         ack_generation=draft.intent.generation if draft.intent else -1,
     )
+
+
+def _is_staged(draft: Draft, group: Group) -> bool:
+    """Whether there are files that a group's nodes must hold."""
+    revision = draft.records.get(group.revision)
+    return bool(revision and revision.view)
+
+
+def _is_pulling(pod: Obj) -> bool:
+    return _component(pod) == COMPONENT_STAGER and _running(pod) and bool(_ip(pod))
 
 
 def _must_place(draft: Draft) -> bool:

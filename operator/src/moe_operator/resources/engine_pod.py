@@ -19,9 +19,7 @@ from moe_operator.api.names import (
     LABEL_REPLICA,
     LABEL_REVISION,
     LABEL_ROLE,
-    PATH_MANIFEST,
     PATH_STORE,
-    PATH_TERMINATION_LOG,
     PORT_ENGINE_HTTP,
     PORT_STAGE_PROGRESS,
     ROLE_LEADER,
@@ -36,15 +34,21 @@ from moe_operator.engines.known import ENGINES
 from moe_operator.engines.launch import Launch, RankCommand
 from moe_operator.resources.model_source import StagerSource, stager_source, store_volume
 from moe_operator.resources.ownership import Owner
-from moe_operator.resources.security import RESTRICTED_CONTAINER
-from moe_operator.rollout.revision import Revision
+from moe_operator.resources.stager import (
+    MANIFEST_MOUNT,
+    PROGRESS_PORT_NAME,
+    gpu_node_tolerations,
+    pinned_to,
+    pull_args,
+    stage_container,
+)
+from moe_operator.rollout.revision import NodeFiles, Revision
 
 Obj = dict[str, Any]
 GRACE_BEYOND_DRAIN_SECONDS = 30
 STARTUP_PERIOD_SECONDS = 2
 PROBE_TIMEOUT_SECONDS = 5  # SGLang's /health sleeps a second before it looks
 STARTUP_MARGIN_PROBES = 30  # the engine's own time limit strikes first and says why
-PROGRESS_PORT_NAME = "progress"
 INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME")
 
 
@@ -56,6 +60,7 @@ class RankSeat:
     rank: int
     node: str
     incarnation: int
+    files: NodeFiles  # what its node holds for it
 
 
 def engine_pod(
@@ -71,14 +76,14 @@ def engine_pod(
     launch = Launch(
         spec=spec,
         layout=revision.layout,
-        model_path=f"{PATH_STORE}/views/{revision.view}" if revision.view else served_name,
+        model_path=f"{PATH_STORE}/views/{seat.files.view}" if seat.files.view else served_name,
         served_name=served_name,
         leader=leader_address(owner.name, revision.hash, seat.replica, owner.namespace),
         planned_model_len=revision.model_len,
     )
     command = ENGINES[spec.engine.type].rank_command(launch, seat.rank)
     cache = policy.cache_classes[spec.weights.cache_class]
-    staged = bool(revision.view)
+    staged = bool(seat.files.view)
     source = stager_source(spec.model, cache, store_mounted=True) if staged else StagerSource((), (), ())
     return {
         "apiVersion": "v1",
@@ -91,10 +96,10 @@ def engine_pod(
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": spec.rollout.drain_seconds + GRACE_BEYOND_DRAIN_SECONDS,
-            "affinity": _pinned_to(seat.node),
-            "tolerations": _tolerations(spec),
+            "affinity": pinned_to(seat.node),
+            "tolerations": gpu_node_tolerations(spec),
             "initContainers": [
-                *([_stage_container(source, cache, policy, manifest_key)] if staged else []),
+                *([_stage_container(source, seat, cache, policy, manifest_key)] if staged else []),
                 *(_dump(c) for c in spec.pod.init_containers),
             ],
             "containers": [_engine_container(spec, command, seat, staged), *_sidecars(spec)],
@@ -117,38 +122,19 @@ def _metadata(owner: Owner, revision: Revision, seat: RankSeat) -> Obj:
     return owner.metadata(name, COMPONENT_ENGINE, labels, annotations)
 
 
-def _pinned_to(node: str) -> Obj:
-    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
-    required = {"nodeSelectorTerms": [term]}
-    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
-
-
 def _stage_container(
-    source: StagerSource, cache: CacheClass, policy: OperatorPolicy, manifest_key: str
+    source: StagerSource, seat: RankSeat, cache: CacheClass, policy: OperatorPolicy, manifest_key: str
 ) -> Obj:
-    reserve = [] if cache.reserve_bytes is None else ["--reserve-bytes", str(cache.reserve_bytes)]
+    """Links what the staging Job has verified, in milliseconds; pulls only what has been lost since."""
+    args = [
+        *pull_args(source, seat.files, cache, policy, manifest_key),
+        "--listen",
+        f"0.0.0.0:{PORT_STAGE_PROGRESS}",
+    ]
     return {
-        "name": "stage",
-        "image": policy.images.operator,
-        "command": ["moestage"],
-        "args": [
-            "pull",
-            "--manifest", f"{PATH_MANIFEST}/{manifest_key}",
-            *source.args,
-            "--store", PATH_STORE,
-            "--listen", f"0.0.0.0:{PORT_STAGE_PROGRESS}",
-            "--termination-log", PATH_TERMINATION_LOG,
-            *reserve,
-        ],
+        **stage_container("stage", "pull", args, policy, [MANIFEST_MOUNT, *source.mounts]),
         "ports": [{"name": PROGRESS_PORT_NAME, "containerPort": PORT_STAGE_PROGRESS}],
-        "terminationMessagePath": PATH_TERMINATION_LOG,
-        "securityContext": RESTRICTED_CONTAINER,
-        "volumeMounts": [
-            {"name": "store", "mountPath": PATH_STORE},
-            {"name": "manifest", "mountPath": PATH_MANIFEST, "readOnly": True},
-            *source.mounts,
-        ],
-    }  # fmt: skip
+    }
 
 
 def _engine_container(spec: MoESpec, command: RankCommand, seat: RankSeat, staged: bool) -> Obj:
@@ -252,11 +238,6 @@ def _scheduling(spec: MoESpec) -> Obj:
         "resourceClaims": [_dump(claim) for claim in spec.accelerators.claims] or None,
     }
     return {key: value for key, value in optional.items() if value is not None}
-
-
-def _tolerations(spec: MoESpec) -> list[Obj]:
-    own = {"key": spec.accelerators.resource_name, "operator": "Exists", "effect": "NoSchedule"}
-    return [own, *(_dump(t) for t in spec.placement.tolerations)]
 
 
 def _sidecars(spec: MoESpec) -> Sequence[Obj]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from moe_operator.api.names import PATH_CREDENTIALS, PATH_SOURCE, PATH_STORE
 from moe_operator.api.policy import CacheClass
 from moe_operator.api.spec import ModelSpec
 
 Obj = dict[str, Any]
-READABLE_SCHEMES = frozenset({"https", "hf", "pvc", "node", "none"})
+HUB = "huggingface.co"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,22 @@ class StagerSource:
 def scheme(source: str) -> str:
     """``hf`` of ``hf://org/repo``, ``none`` of ``none``."""
     return source.split("://", 1)[0]
+
+
+def source_host(source: str, namespace: str) -> str:
+    """Whom every node that pulls ``source`` loads; "" for a node's own disk, which nobody shares."""
+    kind, _, rest = source.partition("://")
+    match kind:
+        case "https" | "oci":
+            return urlsplit(source).netloc.rpartition("@")[2].lower()
+        case "hf":
+            return HUB
+        case "pvc":
+            return f"pvc://{namespace}/{rest.split('/', 1)[0]}"
+        case "node" | "none":
+            return ""
+        case _:
+            return f"{kind}://{rest.split('/', 1)[0]}"
 
 
 def stager_source(model: ModelSpec, cache: CacheClass, *, store_mounted: bool) -> StagerSource:

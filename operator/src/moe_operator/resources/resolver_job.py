@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from moe_operator.api.manifest import PERMANENT_EXITS
 from moe_operator.api.names import (
     COMPONENT_RESOLVER,
     PATH_TERMINATION_LOG,
     PORT_STAGE_PROGRESS,
     common_labels,
 )
-from moe_operator.api.policy import CacheClass
+from moe_operator.api.policy import CacheClass, OperatorPolicy
 from moe_operator.api.spec import ModelSpec
 from moe_operator.resources.model_source import stager_source
 from moe_operator.resources.ownership import Owner
 from moe_operator.resources.security import RESTRICTED_CONTAINER
+from moe_operator.resources.stager import allowed_hosts, permanent_exits_fail
 
 Obj = dict[str, Any]
 RETRIES = 2  # beyond these the operator waits before it lets the Job try again
@@ -23,17 +23,18 @@ REQUEST_RETRIES = 4  # of one request: seconds, so that a source that does not a
 DEADLINE_SECONDS = 6 * 3600  # hashing a trillion parameters from a slow mount takes hours
 
 
-def resolver_job(owner: Owner, name: str, model: ModelSpec, cache: CacheClass, image: str) -> Obj:
+def resolver_job(owner: Owner, name: str, model: ModelSpec, cache: CacheClass, policy: OperatorPolicy) -> Obj:
     """Build the resolver's Job."""
     source = stager_source(model, cache, store_mounted=False)
     container = {
         "name": "resolve",
-        "image": image,
+        "image": policy.images.operator,
         "command": ["moestage"],
         "args": [
             "resolve",
             *source.args,
             *(["--trust-remote-code"] if model.trust_remote_code else []),
+            *allowed_hosts(policy),
             "--retries",
             str(REQUEST_RETRIES),
             "--listen",
@@ -58,18 +59,7 @@ def resolver_job(owner: Owner, name: str, model: ModelSpec, cache: CacheClass, i
         "spec": {
             "backoffLimit": RETRIES,
             "activeDeadlineSeconds": DEADLINE_SECONDS,
-            "podFailurePolicy": {
-                "rules": [
-                    {
-                        "action": "FailJob",
-                        "onExitCodes": {
-                            "containerName": "resolve",
-                            "operator": "In",
-                            "values": sorted(int(code) for code in PERMANENT_EXITS),
-                        },
-                    }
-                ]
-            },
+            "podFailurePolicy": permanent_exits_fail("resolve"),
             "template": {
                 "metadata": {"labels": common_labels(owner.name, COMPONENT_RESOLVER)},
                 "spec": {

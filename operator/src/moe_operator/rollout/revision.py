@@ -9,7 +9,7 @@ ControllerRevisions; a group of an old revision restarts from its record, not fr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -37,6 +37,14 @@ RECORDS_KEPT = 10
 
 
 @dataclass(frozen=True, slots=True)
+class NodeFiles:
+    """The files one node needs: their digest, and the patterns that select them (none = all)."""
+
+    view: str
+    only: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Revision:
     """One planned spec. ``view`` is the digest of the model's files, "" when nothing is staged."""
 
@@ -47,6 +55,17 @@ class Revision:
     manifest: str = ""  # name of the manifest ConfigMap
     number: int = 0  # order of appearance; 0 = not on record yet
     model_len: int | None = None  # planned --max-model-len where the spec is silent; None = the engine's own
+    rank_files: tuple[NodeFiles, ...] = ()  # by rank; empty = every rank needs all of ``view``
+
+    def files_of(self, rank: int) -> NodeFiles:
+        """What the node of ``rank`` needs; its view is "" when nothing is staged."""
+        return self.rank_files[rank] if self.rank_files else NodeFiles(self.view)
+
+    @property
+    def views(self) -> frozenset[str]:
+        """Digests of all sets of files that its nodes hold."""
+        found = {files.view for files in self.rank_files} or {self.view}
+        return frozenset(found - {""})
 
 
 def spec_digest(spec: MoESpec, view: str) -> str:
@@ -55,12 +74,18 @@ def spec_digest(spec: MoESpec, view: str) -> str:
 
 
 def revision_of(
-    spec: MoESpec, layout: Layout, view: str, manifest: str, model_len: int | None = None
+    spec: MoESpec,
+    layout: Layout,
+    view: str,
+    manifest: str,
+    model_len: int | None = None,
+    rank_files: Sequence[NodeFiles] = (),
 ) -> Revision:
     """A revision nobody has recorded yet."""
     content = [_canonical(spec), asdict(layout), view, *([model_len] if model_len else [])]
+    content += [files.view for files in rank_files]
     hashed = digest(json.dumps(content, sort_keys=True), HASH_LENGTH)
-    return Revision(hashed, spec, layout, view, manifest, model_len=model_len)
+    return Revision(hashed, spec, layout, view, manifest, model_len=model_len, rank_files=tuple(rank_files))
 
 
 def record(revision: Revision) -> Obj:
@@ -72,6 +97,7 @@ def record(revision: Revision) -> Obj:
         "view": revision.view,
         "manifest": revision.manifest,
         **({"modelLen": revision.model_len} if revision.model_len else {}),
+        **({"rankFiles": [asdict(files) for files in revision.rank_files]} if revision.rank_files else {}),
     }
 
 
@@ -110,4 +136,5 @@ def _from_record(obj: Obj) -> Revision:
         manifest=data["manifest"],
         number=int(obj["revision"]),
         model_len=data.get("modelLen"),
+        rank_files=tuple(NodeFiles(f["view"], tuple(f["only"])) for f in data.get("rankFiles") or ()),
     )

@@ -8,17 +8,29 @@ LISTs and little else.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from moe_operator.api.manifest import StageProgress
-from moe_operator.api.names import KIND, LABEL_DEPLOYMENT, label_value
+from moe_operator.api.names import (
+    COMPONENT_COLLECTOR,
+    COMPONENT_ENGINE,
+    COMPONENT_STAGER,
+    KIND,
+    LABEL_COMPONENT,
+    LABEL_DEPLOYMENT,
+    LABEL_MANAGED_BY,
+    MANAGED_BY,
+    label_value,
+)
 from moe_operator.api.policy import OperatorPolicy
 from moe_operator.hardware.gpu_requests import gpu_resource, promised_by_placements, taken_by_pods
 from moe_operator.hardware.nodes import GpuNode
 from moe_operator.reconcile.snapshot import (
     Cluster,
+    Fleet,
     GatewayProbe,
     LeaderProbe,
     ResolverProbe,
@@ -52,6 +64,12 @@ CHILD_KINDS: tuple[Kind, ...] = (
     SERVICE, CONFIG_MAP, JOB, DEPLOYMENT, CONTROLLER_REVISION, POD_DISRUPTION_BUDGET, NETWORK_POLICY,
     SERVICE_ACCOUNT, ROLE, ROLE_BINDING,
 )  # fmt: skip
+
+OURS = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
+STORE_JOBS = f"{OURS},{LABEL_COMPONENT} in ({COMPONENT_STAGER},{COMPONENT_COLLECTOR})"
+ENGINES = f"{OURS},{LABEL_COMPONENT}={COMPONENT_ENGINE}"
+
+ENTROPY_BYTES = 32
 
 T = TypeVar("T")
 
@@ -88,6 +106,7 @@ class Observer:
         policy: OperatorPolicy,
         wants: Callable[[Snapshot], Wants],
         operator_version: str = "",
+        entropy: Callable[[], str] = lambda: secrets.token_hex(ENTROPY_BYTES),
     ) -> None:
         self._kube = kube
         self._probes = probes
@@ -95,6 +114,7 @@ class Observer:
         self._policy = policy
         self._wants = wants
         self._version = operator_version
+        self._entropy = entropy
 
     async def observe(self, key: Key, last_error: str = "") -> Snapshot | None:
         """Everything about ``key`` as of now; None when it does not exist. ApiError when unreadable."""
@@ -123,13 +143,15 @@ class Observer:
             namespace_terminating=terminating,
             last_error=last_error,
             operator_version=self._version,
+            entropy=self._entropy(),
         )
         return await self._with_answers(snapshot, self._wants(snapshot))
 
     async def _with_answers(self, snapshot: Snapshot, wants: Wants) -> Snapshot:
         """The snapshot with what ``wants`` asked for; all questions at the same time."""
-        cluster, complaints, resolver, stagers, leaders, gateways = await _together(
+        cluster, fleet, complaints, resolver, stagers, leaders, gateways = await _together(
             self._cluster(snapshot.object) if wants.cluster else _nothing(),
+            self._fleet() if wants.fleet else _nothing(),
             self._complaints(snapshot.namespace, wants.complaints) if wants.complaints else _nothing(),
             self._probes.resolver(wants.resolver_pod_ip) if wants.resolver_pod_ip else _nothing(),
             _each({pod: self._probes.progress(ip) for pod, ip in wants.stager_pods.items()}),
@@ -145,6 +167,7 @@ class Observer:
             snapshot,
             now=self._now(),
             cluster=cluster,
+            fleet=fleet,
             complaints=complaints or {},
             resolver=resolver,
             stagers={pod: progress for pod, progress in stagers.items() if progress is not None},
@@ -163,6 +186,16 @@ class Observer:
             taken=taken_by_pods(pods, resource),
             promised=promised_by_placements(deployments, pods, resource, self._policy),
         )
+
+    async def _fleet(self) -> Fleet:
+        nodes, jobs, deployments, engines = await _together(
+            self._list(NODE),
+            self._list(JOB, labels=STORE_JOBS),
+            self._list(MOE_DEPLOYMENT),
+            self._list(POD, labels=ENGINES),
+        )
+        uids = {node["metadata"]["name"]: node["metadata"].get("uid", "") for node in nodes}
+        return Fleet(uids, jobs, deployments, engines)
 
     async def _complaints(self, namespace: str, uids: Collection[str]) -> dict[str, str]:
         """The newest warning about each pod; Events are the only place where a kubelet names a volume."""

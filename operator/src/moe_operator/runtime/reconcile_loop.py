@@ -1,8 +1,9 @@
 """One pass over one MoEDeployment: observe, decide, execute; and what happens next.
 
-A decision that promises GPUs is not executed from the snapshot it was made from: under one lock for the
-whole process the world is observed and decided again, then written, so two MoEDeployments can never be
-promised the same GPUs. Nothing else is shared between passes but how each key's last one ended.
+A decision that claims what others may want (GPUs, a place at a source, a node's store) is not executed from
+the snapshot it was made from: under one lock for the whole process the world is observed and decided again,
+then written, so two MoEDeployments can never be promised the same. Nothing else is shared between passes but
+how each key's last one ended.
 
 Errors never end the loop. A conflict means somebody wrote first: look again, at once the first time, with
 backoff when it goes on. Anything else is retried with backoff; what the API server said to a write is told
@@ -89,7 +90,7 @@ class ReconcileLoop:
 
     async def _pass(self, key: Key, fields: dict[str, object]) -> str:
         seen = await self._look(key)
-        if seen is not None and seen[1].claims_nodes:
+        if seen is not None and seen[1].claims:
             async with self._claims:
                 seen = await self._look(key)
                 outcome = seen and await self._executor.execute(*seen)

@@ -1,0 +1,212 @@
+"""``status.staging``, the condition WeightsStaged and the events: what people read about staging.
+
+A row is written when its phase or reason changes, or when ten seconds and a percent have gone by; an
+unchanged world writes nothing. A node that was blocked stays so in the eyes of people until another try gets
+further than the point where it stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from moe_operator.api.conditions import ConditionType, Reason
+from moe_operator.api.manifest import StageProgress
+from moe_operator.api.moments import elapsed, moment
+from moe_operator.api.quantity import human_bytes
+from moe_operator.api.status import StagingPhase, StagingStatus
+from moe_operator.reconcile.actions import Event
+from moe_operator.reconcile.draft import Draft
+from moe_operator.reconcile.site_looks import SELF_HEALING, Look
+from moe_operator.reconcile.snapshot import Snapshot
+from moe_operator.rollout.groups import Group
+from moe_operator.rollout.rank_pod import RankPod, Trouble
+from moe_operator.rollout.revision import Revision
+
+WRITE_SECONDS = 10.0
+WRITE_SHARE = 0.01
+UNDER_WAY = frozenset({"Resolved", "Pulling", "Verifying", "Publishing"})  # past the checks that stop a pull
+STOPPED = frozenset({"Retrying", "Blocked", "Failed"})
+
+
+def staging_rows(
+    snapshot: Snapshot, draft: Draft, target: Revision, looks: Mapping[str, Look], waiting: Mapping[str, str]
+) -> list[StagingStatus]:
+    """One row per node of the target. ``looks``: by node; ``waiting``: node → source it waits for."""
+    before = {row.node: row for row in draft.status.staging}
+    rows: dict[str, StagingStatus] = {}
+    for group in draft.groups_of(target.hash):
+        for pod in group.current:
+            if pod.node:
+                progress = snapshot.stagers.get(pod.name)
+                rows[pod.node] = _of_pod(pod, progress, before.get(pod.node), _whole(draft), snapshot.now)
+    for node, seen in looks.items():
+        if seen.site.revision.hash == target.hash and node not in rows:
+            fresh = _of_look(seen, before.get(node), _whole(draft), waiting.get(node, ""))
+            rows[node] = _kept_or(before.get(node), fresh, snapshot.now)
+    return list(rows.values())
+
+
+def _whole(draft: Draft) -> int:
+    return draft.status.manifest.total_bytes
+
+
+def _of_look(seen: Look, before: StagingStatus | None, whole: int, host: str) -> StagingStatus:
+    node, total = seen.site.node, (before.bytes_total if before else 0) or whole
+    if seen.state == "done":
+        return _ready(seen, before, total)
+    if seen.state == "failed":
+        assert seen.trouble is not None
+        return _stopped(seen, before, total)
+    if before and before.phase in {"Retrying", "Blocked"} and not _got_further(seen):
+        return before
+    if host:
+        said = f"waits for its turn at {host}"
+        return StagingStatus(node=node, phase="Waiting", bytes_total=total, message=said)
+    if seen.progress is not None:
+        return _moving(node, seen.progress)
+    if seen.trouble is not None and not seen.trouble.permanent:  # the Job will fail at once of a permanent one
+        phase: StagingPhase = "Retrying" if _ended(seen.trouble) else "Pending"
+        return _told(StagingStatus(node=node, phase=phase, bytes_total=total), seen.trouble)
+    if before and before.phase in UNDER_WAY:
+        return before  # its stager did not answer this time
+    return StagingStatus(node=node, bytes_total=total)
+
+
+def _ready(seen: Look, before: StagingStatus | None, total: int) -> StagingStatus:
+    words = seen.last_words
+    if words is None or not words.bytes_total:
+        reused, peers = (before.bytes_reused, before.bytes_from_peers) if before else (0, 0)
+    else:
+        total, reused, peers = words.bytes_total, words.bytes_reused, words.bytes_from_peers
+    return StagingStatus(
+        node=seen.site.node,
+        phase="Ready",
+        bytes_total=total,
+        bytes_done=total,
+        bytes_reused=reused,
+        bytes_from_peers=peers,
+    )
+
+
+def _stopped(seen: Look, before: StagingStatus | None, total: int) -> StagingStatus:
+    assert seen.trouble is not None
+    phase: StagingPhase = "Failed"
+    if seen.tries_again:
+        phase = "Blocked" if seen.trouble.reason in SELF_HEALING else "Retrying"
+    done = seen.last_words.bytes_done if seen.last_words else (before.bytes_done if before else 0)
+    row = StagingStatus(node=seen.site.node, phase=phase, bytes_total=total, bytes_done=done)
+    return _told(row, seen.trouble)
+
+
+def _told(row: StagingStatus, trouble: Trouble) -> StagingStatus:
+    return row.model_copy(update={"reason": trouble.reason, "message": trouble.message})
+
+
+def _ended(trouble: Trouble) -> bool:
+    """Whether a stager came to an end, as opposed to one that cannot begin."""
+    return trouble.reason not in {
+        Reason.IMAGE_PULL_FAILED,
+        Reason.CONTAINER_CONFIG_ERROR,
+        Reason.POD_UNSCHEDULABLE,
+    }
+
+
+def _got_further(seen: Look) -> bool:
+    return seen.progress is not None and seen.progress.phase in UNDER_WAY
+
+
+def _of_pod(
+    pod: RankPod, progress: StageProgress | None, before: StagingStatus | None, whole: int, now: float
+) -> StagingStatus:
+    """What the engine pod's own stager says: it links what is there, or pulls what was lost since."""
+    total = (before.bytes_total if before else 0) or whole
+    if pod.staged and (pod.running or pod.ended or pod.ready):
+        reused, peers = (before.bytes_reused, before.bytes_from_peers) if before else (0, 0)
+        return StagingStatus(
+            node=pod.node,
+            phase="Ready",
+            bytes_total=total,
+            bytes_done=total,
+            bytes_reused=reused,
+            bytes_from_peers=peers,
+        )
+    if pod.trouble and pod.ended:
+        return _told(StagingStatus(node=pod.node, phase="Failed", bytes_total=total), pod.trouble)
+    if progress is None or progress.phase == "Ready":
+        return before or StagingStatus(node=pod.node, bytes_total=total)
+    return _kept_or(before, _moving(pod.node, progress), now)
+
+
+def _moving(node: str, progress: StageProgress) -> StagingStatus:
+    return StagingStatus(
+        node=node,
+        phase=progress.phase,
+        bytes_total=progress.bytes_total,
+        bytes_done=progress.bytes_done,
+        bytes_reused=progress.bytes_reused,
+        bytes_from_peers=progress.bytes_from_peers,
+        rate_bytes_per_second=int(progress.rate_bytes_per_second),
+        eta_seconds=None if progress.eta_seconds is None else int(progress.eta_seconds),
+        message=progress.message,
+    )
+
+
+def _kept_or(before: StagingStatus | None, fresh: StagingStatus, now: float) -> StagingStatus:
+    """The row before, unless the fresh one is worth a write."""
+    stamped = fresh.model_copy(update={"seen_at": moment(now)})
+    if before is None or (before.phase, before.reason) != (fresh.phase, fresh.reason):
+        return stamped
+    since = elapsed(before.seen_at, now) if before.seen_at else WRITE_SECONDS
+    step = WRITE_SHARE * max(1, fresh.bytes_total)
+    moved = abs(fresh.bytes_done - before.bytes_done) >= step
+    return stamped if moved and since >= WRITE_SECONDS else before
+
+
+def conclude(draft: Draft, groups: Sequence[Group], rows: Sequence[StagingStatus], needed: int) -> Draft:
+    """Conclude WeightsStaged for the target; a node that nobody tries again stalls the deployment."""
+    kind, before = ConditionType.WEIGHTS_STAGED, {r.node: r for r in draft.status.staging}
+    ready = sum(row.phase == "Ready" for row in rows)
+    draft = _failures(draft.with_status(staging=list(rows)), before, rows)
+    if needed and ready == needed:
+        was = draft.status.condition(kind)
+        if was is not None and was.status == "False" and any(r.phase != "Ready" for r in before.values()):
+            draft = draft.event(Event("Normal", Reason.STAGED, _arrived(rows)))
+        return draft.say(kind, "True", Reason.STAGED, f"{needed} node(s) hold every byte, verified")
+    stopped = next((row for phase in ("Failed", "Blocked") for row in rows if row.phase == phase), None)
+    if stopped and any(g.pods for g in groups):
+        return draft.say(kind, "False", _reason(stopped), f"{stopped.node}: {stopped.message}")
+    if stopped:
+        said = f"{stopped.node}: {stopped.message}"
+        active = draft.status.active_revision
+        said += f"; revision {active} keeps serving" if active else ""
+        return draft.say(kind, "False", _reason(stopped), said).stalled(_reason(stopped), said)
+    held_up = next((row for row in rows if row.reason), None)
+    if held_up:
+        return draft.say(kind, "False", _reason(held_up), f"{held_up.node}: {held_up.message}")
+    done, every = (sum(getattr(row, name) for row in rows) for name in ("bytes_done", "bytes_total"))
+    said = f"{ready} of {needed} node(s) ready; {human_bytes(done)} of {human_bytes(every)}"
+    idle = [row for row in rows if row.phase != "Ready"]
+    if idle and all(row.phase == "Waiting" for row in idle):
+        return draft.say(kind, "False", Reason.WAITING_FOR_SOURCE, f"{said}; {idle[0].message}")
+    return draft.say(kind, "False", Reason.STAGING, said)
+
+
+def _failures(draft: Draft, before: Mapping[str, StagingStatus], rows: Sequence[StagingStatus]) -> Draft:
+    for row in rows:
+        was = before.get(row.node)
+        if row.phase in STOPPED and (was is None or (was.phase, was.reason) != (row.phase, row.reason)):
+            draft = draft.event(Event("Warning", _reason(row), f"{row.node}: {row.message}"))
+    return draft
+
+
+def _arrived(rows: Sequence[StagingStatus]) -> str:
+    total = sum(row.bytes_total for row in rows)
+    reused, peers = sum(row.bytes_reused for row in rows), sum(row.bytes_from_peers for row in rows)
+    return (
+        f"{len(rows)} node(s) hold every byte of {human_bytes(total)}, verified: "
+        f"{human_bytes(reused)} were there, {human_bytes(peers)} came from other nodes"
+    )
+
+
+def _reason(row: StagingStatus) -> Reason:
+    return next((r for r in Reason if r == row.reason), Reason.STAGING_FAILED)
