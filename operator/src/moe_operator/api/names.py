@@ -48,6 +48,8 @@ PORT_SGLANG_DIST = 20000
 PORT_STAGE_PROGRESS = 9108
 PORT_GATEWAY_HTTP = 8080
 PORT_GATEWAY_AGENT = 9902
+PORT_GATEWAY_OWN_POD = 9903  # on loopback
+PORT_GATEWAY_ROOM = 9903  # the waiting room, on the pod's loopback only
 PORT_ENVOY_ADMIN = 9901
 
 PATH_STORE = "/weights"  # the node's store, mounted read-only into engines
