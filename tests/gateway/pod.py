@@ -106,8 +106,8 @@ class Pod:
     def start_agent(self) -> None:
         """The agent as a task of this process: starts in no time, ends without a trace."""
         api = ApiServer(self.api.url, self.credentials)
-        admin, listen = Address(self.address, 9901), Address(self.address, 9902)
-        work = serve(self.xds, self.mount, api, "team/kimi-gateway", admin, listen)
+        admin, listen, own = (Address(self.address, port) for port in (9901, 9902, 9904))
+        work = serve(self.xds, self.mount, api, "team/kimi-gateway", admin, listen, own)
         self.agent = asyncio.create_task(work)
 
     async def agent_listens(self) -> bool:
@@ -142,8 +142,14 @@ class Pod:
         await self._spawn(
             "agent", "moe-gateway-agent", "run", "--xds", self.xds, "--intent", self.mount,
             "--config-map", "team/kimi-gateway", "--admin", f"{self.address}:9901",
-            "--listen", f"{self.address}:9902", "--service-account", self.credentials,
+            "--listen", f"{self.address}:9902", "--own", f"{self.address}:9904",
+            "--service-account", self.credentials,
         )  # fmt: skip
+
+    async def run_drain(self) -> int:
+        """The preStop hook as its own process."""
+        process = await self._spawn("drain", "moe-gateway-agent", "drain", "--agent", f"{self.address}:9904")
+        return await process.wait()
 
     async def kill(self, name: str) -> None:
         """SIGKILL, and wait until it is gone."""

@@ -59,7 +59,7 @@ async def agent_address(tmp_path: Path) -> AsyncIterator[tuple[str, int]]:
     ("request_text", "status"),
     [
         ("GET /nope HTTP/1.1\r\n\r\n", 404),
-        ("DELETE /drain HTTP/1.1\r\n\r\n", 404),
+        ("POST /drain HTTP/1.1\r\n\r\n", 404),
         ("GET /ack?wait_generation=x HTTP/1.1\r\n\r\n", 400),
         ("hello\r\n\r\n", 400),
         ("GET http://x/ack HTTP/1.1\r\n\r\n", 400),

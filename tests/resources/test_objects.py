@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from moe_operator.api.intent import Colour, Endpoint, Intent
 from moe_operator.api.manifest import Manifest, ManifestFile
-from moe_operator.api.policy import CacheClass, Images, OperatorPolicy
+from moe_operator.api.policy import CacheClass, Images, NetworkPolicies, OperatorPolicy
 from moe_operator.api.spec import MoESpec
 from moe_operator.planning.plan import Layout
 from moe_operator.resources.engine_pod import RankSeat, engine_pod
@@ -24,6 +24,7 @@ from moe_operator.resources.manifest_config_map import (
     manifest_key,
     manifest_of,
 )
+from moe_operator.resources.network_policy import deployment_policies, group_policy
 from moe_operator.resources.ownership import Owner
 from moe_operator.resources.resolver_job import resolver_job
 from moe_operator.resources.revision_record import revision_record
@@ -38,6 +39,9 @@ OWNER = Owner("k3", "team", "uid-of-k3")
 POLICY = OperatorPolicy(
     images=Images(operator="moe-operator:1", envoy="envoy:1"),
     cache_classes={"nvme": CacheClass(root="/mnt/nvme", reserve_bytes=1 << 40)},
+)
+POLICY_WITH_SECRETS = POLICY.model_copy(
+    update={"images": POLICY.images.model_copy(update={"pull_secrets": ["mirror"]})}
 )
 FILE = ManifestFile(path="model-00001-of-00001.safetensors", size=5, sha256="ab" * 32)
 MANIFEST = Manifest(source="hf://org/model@main", resolved="c0ffee", files=[FILE], config={"a": 1})
@@ -86,6 +90,8 @@ EVERYTHING: Obj = {
     "rollout": {"drainSeconds": 120},
     "gateway": {
         "replicas": 3,
+        "auth": {"secretRef": {"name": "api-keys"}},
+        "tls": {"secretRef": {"name": "certificate"}, "clientCaRef": {"name": "clients"}},
         "service": {"type": "LoadBalancer", "port": 443, "annotations": {"lb": "internal"}},
     },
 }
@@ -119,12 +125,23 @@ INTENT = Intent(
     ],
 )
 GATEWAY = {o["kind"]: o for o in gateway_objects(OWNER, spec(PLAIN), POLICY)}
+FULL_GATEWAY = {o["kind"]: o for o in gateway_objects(OWNER, spec(EVERYTHING), POLICY_WITH_SECRETS)}
+PROMETHEUS: Obj = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+FENCE = NetworkPolicies(metrics_from=[PROMETHEUS], external_gateways_from=[{"podSelector": {}}])
+
+
+def policies(rules: NetworkPolicies, *, external: bool = False) -> dict[str, Obj]:
+    made = deployment_policies(OWNER, rules, external_gateway=external)
+    return {o["metadata"]["name"]: o for o in made}
+
+
+POLICIES = policies(NetworkPolicies())
 CACHE = POLICY.cache_classes["nvme"]
 
 
 def job(**model: Any) -> Obj:
     content = spec({**PLAIN, "model": {**PLAIN["model"], **model}})
-    return resolver_job(OWNER, "k3-resolve-1", content.model, CACHE, "moe-operator:1")
+    return resolver_job(OWNER, "k3-resolve-1", content.model, CACHE, POLICY.images)
 
 
 OBJECTS: dict[str, Obj] = {
@@ -138,7 +155,14 @@ OBJECTS: dict[str, Obj] = {
     "gateway-role-binding": GATEWAY["RoleBinding"],
     "gateway-deployment": GATEWAY["Deployment"],
     "gateway-service": GATEWAY["Service"],
-    "gateway-service-with-everything": gateway_objects(OWNER, spec(EVERYTHING), POLICY)[-1],
+    "gateway-budget": GATEWAY["PodDisruptionBudget"],
+    "gateway-deployment-with-everything": FULL_GATEWAY["Deployment"],
+    "gateway-service-with-everything": FULL_GATEWAY["Service"],
+    "network-policy-engine": POLICIES["k3-engine"],
+    "network-policy-stager": POLICIES["k3-stager"],
+    "network-policy-gateway": POLICIES["k3-gateway"],
+    "network-policy-engine-behind-anothers-gateway": policies(FENCE, external=True)["k3-engine"],
+    "network-policy-group": group_policy(OWNER, "abcd1234", 0),
     "gateway-intent": intent_config_map(OWNER, INTENT),
     "resolver-job": job(),
     "resolver-job-with-credentials": job(credentialsRef={"name": "hf"}, trustRemoteCode=True),

@@ -20,14 +20,21 @@ _log = logging.getLogger(__name__)
 
 
 async def serve(
-    xds: Path, mounted: Path, api: ApiServer, config_map: str, admin: Address, listen: Address
+    xds: Path, mounted: Path, api: ApiServer, config_map: str, admin: Address, listen: Address, own: Address
 ) -> None:
-    """Follow the intent and answer for Envoy until cancelled; OSError when ``listen`` is taken."""
+    """Follow the intent and answer for Envoy until cancelled; OSError when an address is taken.
+
+    ``listen`` is for everybody, ``own`` for the pod itself.
+    """
     watch = WatchState()
     async with Admin(admin) as envoy:
         agent = Agent(Store(xds.absolute()), envoy, find_envoy())
         service = Service(agent, envoy, Drain(envoy), watch)
-        async with listening(listen, service.handle), asyncio.TaskGroup() as tasks:
+        async with (
+            listening(listen, service.handle),
+            listening(own, service.handle_own_pod),
+            asyncio.TaskGroup() as tasks,
+        ):
             tasks.create_task(agent.keep_settled())
             tasks.create_task(follow(api, config_map, mounted, agent.offer, watch))
             _log.info("agent started", extra={"fields": {"listen": str(listen), "api": api.url}})

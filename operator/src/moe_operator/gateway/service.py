@@ -1,9 +1,12 @@
-"""The agent's HTTP face: what kubelets, Prometheus and the operator ask a gateway pod."""
+"""The agent's HTTP faces: one for kubelets, Prometheus and the operator, one for its own pod alone.
+
+Draining is asked for on loopback, so that only the pod itself (its preStop hook) can take it out of service.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from http import HTTPStatus
 
@@ -22,7 +25,7 @@ Route = Callable[[Request], Awaitable[Response]]
 
 
 class Service:
-    """Routes of port 9902."""
+    """What the agent answers."""
 
     def __init__(self, agent: Agent, admin: Admin, drain: Drain, watch: WatchState) -> None:
         self._agent = agent
@@ -34,16 +37,16 @@ class Service:
             ("GET", "/healthz"): self._healthz,
             ("GET", "/readyz"): self._readyz,
             ("GET", "/metrics"): self._metrics,
-            ("POST", "/drain"): self._finish,
-            ("GET", "/drain"): self._finish,  # a kubelet's httpGet hook knows no other verb
         }
+        self._own_routes: dict[tuple[str, str], Route] = {("POST", "/drain"): self._finish}
 
     async def handle(self, request: Request) -> Response:
-        """Answer one request."""
-        route = self._routes.get((request.method, request.path))
-        if route is None:
-            return Response("not found\n", HTTPStatus.NOT_FOUND)
-        return await route(request)
+        """Answer anybody."""
+        return await _routed(self._routes, request)
+
+    async def handle_own_pod(self, request: Request) -> Response:
+        """Answer what runs in the same pod."""
+        return await _routed(self._own_routes, request)
 
     async def _ack(self, request: Request) -> Response:
         generation = int(_number(request, "wait_generation", -1))
@@ -87,6 +90,13 @@ class Service:
         grace = _number(request, "grace", DEFAULT_DRAIN_GRACE_SECONDS)
         drained = await self._drain.finish(limit, grace)
         return Response(json.dumps(asdict(drained)), content_type=JSON)
+
+
+async def _routed(routes: Mapping[tuple[str, str], Route], request: Request) -> Response:
+    route = routes.get((request.method, request.path))
+    if route is None:
+        return Response("not found\n", HTTPStatus.NOT_FOUND)
+    return await route(request)
 
 
 def _number(request: Request, name: str, default: float) -> float:

@@ -44,7 +44,7 @@ NOT_YET: dict[type[ApiModel], tuple[str, ...]] = {
         "retain_revisions",
     ),
     Health: ("probe_seconds", "heartbeat_seconds", "memory_skew"),
-    Gateway: ("tls", "auth", "limits", "queue", "allowed_sources", "audit", "external"),
+    Gateway: ("external",),
     Rollout: (
         "allow_downtime",
         "promotion",

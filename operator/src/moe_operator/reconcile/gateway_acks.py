@@ -13,6 +13,7 @@ from moe_operator.api.intent import Ack
 from moe_operator.api.names import COMPONENT_GATEWAY, LABEL_COMPONENT
 from moe_operator.reconcile.actions import Obj
 from moe_operator.reconcile.snapshot import Snapshot
+from moe_operator.resources.gateway_deployment import KEYS_VOLUME
 
 SILENT = Ack(generation=-1, accepted=True, envoy_live=False)
 
@@ -22,10 +23,20 @@ def gateway_pods(snapshot: Snapshot) -> list[Obj]:
     return [p for p in _all_gateway_pods(snapshot) if not p["metadata"].get("deletionTimestamp")]
 
 
+def serving_pods(snapshot: Snapshot) -> list[Obj]:
+    """Every gateway pod that clients can reach."""
+    return [p for p in gateway_pods(snapshot) if _ready(p)]
+
+
 def serving_acks(snapshot: Snapshot) -> list[Ack]:
     """One answer for each gateway pod that clients can reach."""
     answers = {probe.pod: probe.ack for probe in snapshot.gateways if probe.ack}
-    return [answers.get(p["metadata"]["name"], SILENT) for p in gateway_pods(snapshot) if _ready(p)]
+    return [answers.get(p["metadata"]["name"], SILENT) for p in serving_pods(snapshot)]
+
+
+def mounts_keys(pod: Obj) -> bool:
+    """Whether API keys reach this gateway pod."""
+    return any(volume["name"] == KEYS_VOLUME for volume in pod["spec"].get("volumes") or ())
 
 
 def draining_gateways(snapshot: Snapshot) -> list[Obj]:

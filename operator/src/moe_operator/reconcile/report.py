@@ -1,4 +1,4 @@
-"""Step 8: what people and tools read: conditions, counts, the group that holds things up.
+"""Step 9: what people and tools read: conditions, counts, the group that holds things up.
 
 kstatus rules: ``Ready`` is there from the first write, ``Reconciling`` and ``Stalled`` only while they hold,
 ``observedGeneration`` always. ``Ready`` is about serving: a healthy rollout and a refused edit leave it True.
@@ -24,6 +24,7 @@ from moe_operator.api.status import Condition, GatewayStatus
 from moe_operator.reconcile.actions import Event
 from moe_operator.reconcile.draft import Draft, Truth, Verdict
 from moe_operator.reconcile.gateway_acks import gateway_pods, rejections, serving_acks
+from moe_operator.reconcile.isolate import gateway_spec
 from moe_operator.reconcile.snapshot import Snapshot
 from moe_operator.rollout.groups import Group
 from moe_operator.rollout.rank_pod import pod_trouble
@@ -79,7 +80,8 @@ def _gateway(snapshot: Snapshot, draft: Draft) -> Draft:
     draft = draft.with_status(gateway=status)
     refused = "; ".join(rejections(snapshot))
     if refused:
-        return draft.say(kind, "False", Reason.GATEWAY_CONFIG_REJECTED, refused).wake(LOOK_SECONDS)
+        said = f"configuration {acked} goes on serving; {refused}"
+        return draft.say(kind, "False", Reason.GATEWAY_CONFIG_REJECTED, said).wake(LOOK_SECONDS)
     if not acks:
         reason = Reason.GATEWAY_STARTING if snapshot.child("Deployment", name) else Reason.PENDING
         troubles = (pod_trouble(p, snapshot.complaints.get(p["metadata"]["uid"], "")) for p in pods)
@@ -88,8 +90,20 @@ def _gateway(snapshot: Snapshot, draft: Draft) -> Draft:
     if acked < generation or any(p["kind"] == "ConfigMap" for p in draft.applies):
         said = f"configuration {generation} is on its way; the slowest gateway pod runs {acked}"
         return draft.say(kind, "False", Reason.GATEWAY_STARTING, said).wake(LOOK_SECONDS)
-    said = f"{len(acks)} gateway pod(s) run configuration {generation}; no API keys are asked for"
+    said = f"{len(acks)} gateway pod(s) run configuration {generation}; {_who_gets_in(draft)}"
     return draft.say(kind, "True", Reason.GATEWAY_READY, said)
+
+
+def _who_gets_in(draft: Draft) -> str:
+    """The door in words: nobody should have to read a spec to learn that it is open."""
+    spec = gateway_spec(draft)
+    auth = spec.gateway.auth if spec else None
+    if auth is None:
+        return "open to whoever can connect: no API keys are asked for"
+    secret = f"API keys of Secret {auth.secret_ref.name}"
+    if draft.intent and draft.intent.keys:
+        return f"{secret} are asked for"
+    return f"open until every gateway pod has the {secret} mounted"
 
 
 def _serving(draft: Draft) -> Draft:

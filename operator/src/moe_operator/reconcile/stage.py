@@ -1,4 +1,4 @@
-"""Step 4: how far the nodes of the wanted revisions are with the model's files.
+"""Step 5: how far the nodes of the wanted revisions are with the model's files.
 
 The stager runs as the engine pod's init container; its progress port says how far it is, its exit says that
 every byte is verified. Written when a phase changes or another percent is done, not at every look.

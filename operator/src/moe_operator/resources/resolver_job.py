@@ -11,10 +11,10 @@ from moe_operator.api.names import (
     PORT_STAGE_PROGRESS,
     common_labels,
 )
-from moe_operator.api.policy import CacheClass
+from moe_operator.api.policy import CacheClass, Images
 from moe_operator.api.spec import ModelSpec
 from moe_operator.resources.model_source import stager_source
-from moe_operator.resources.ownership import Owner
+from moe_operator.resources.ownership import Owner, pull_secrets
 from moe_operator.resources.security import RESTRICTED_CONTAINER
 
 Obj = dict[str, Any]
@@ -23,12 +23,12 @@ REQUEST_RETRIES = 4  # of one request: seconds, so that a source that does not a
 DEADLINE_SECONDS = 6 * 3600  # hashing a trillion parameters from a slow mount takes hours
 
 
-def resolver_job(owner: Owner, name: str, model: ModelSpec, cache: CacheClass, image: str) -> Obj:
+def resolver_job(owner: Owner, name: str, model: ModelSpec, cache: CacheClass, images: Images) -> Obj:
     """Build the resolver's Job."""
     source = stager_source(model, cache, store_mounted=False)
     container = {
         "name": "resolve",
-        "image": image,
+        "image": images.operator,
         "command": ["moestage"],
         "args": [
             "resolve",
@@ -75,6 +75,7 @@ def resolver_job(owner: Owner, name: str, model: ModelSpec, cache: CacheClass, i
                     "restartPolicy": "Never",
                     "automountServiceAccountToken": False,
                     "terminationGracePeriodSeconds": 5,
+                    **pull_secrets(images.pull_secrets),
                     "containers": [container],
                     "volumes": list(source.volumes),
                 },
