@@ -1,0 +1,42 @@
+"""Read a directory that the kubelet keeps in step with a Secret.
+
+The kubelet writes a new version beside the old one and renames the symlink ``..data`` onto it, so a reader
+who resolves that link once sees one version. Whether it has changed is asked by reading the link: one
+``readlink`` a second costs nothing beside the kubelet's own minute, needs no inotify library, and cannot
+miss an event.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+DATA = "..data"
+ATTEMPTS = 3  # at reading one version; the kubelet may remove it under us
+
+
+def version(directory: Path) -> object:
+    """A value that changes when the directory's content does; None when there is no such directory."""
+    data = directory / DATA
+    try:
+        if data.is_symlink():
+            return str(data.readlink())
+        return sorted((file.name, file.stat().st_mtime_ns, file.stat().st_ino) for file in _files(directory))
+    except FileNotFoundError:
+        return None
+
+
+def entries(directory: Path) -> dict[str, str]:
+    """File name → content, of one version, what is no text made visible; OSError when there is none."""
+    for left in reversed(range(ATTEMPTS)):
+        data = directory / DATA
+        root = directory / data.readlink() if data.is_symlink() else directory
+        try:
+            return {file.name: file.read_text(errors="replace") for file in _files(root)}
+        except FileNotFoundError:
+            if not left:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _files(root: Path) -> list[Path]:
+    return [path for path in root.iterdir() if not path.name.startswith("..") and path.is_file()]
