@@ -1,0 +1,131 @@
+"""The files that say who may ask and how much: from the intent and the mounted Secret to Envoy's filters.
+
+They are written before the files that lead to engines, so no intent is served without its keys. Without any
+intent, with an empty or unreadable Secret, nobody passes.
+
+The Secret is looked at once a second (see :mod:`mount`); a change of it touches the filter of keys alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from moe_operator.api.intent import Intent
+from moe_operator.gateway import mount
+from moe_operator.gateway.discovered import CONCURRENCY, KEYS, PASS, QUOTA, RATE, delivered
+from moe_operator.gateway.files import NO_INTENT
+from moe_operator.gateway.key_filter import key_filter
+from moe_operator.gateway.key_limits import concurrency_filter, rate_filter
+from moe_operator.gateway.keys import Keyring, keyring
+from moe_operator.gateway.slots import assign, capacity
+from moe_operator.gateway.store import Store
+
+SLOTS = "slots.json"
+LOOK_SECONDS = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KeysState:
+    """What is known about the keys."""
+
+    required: bool = True
+    key_ids: int = 0
+    values: int = 0
+    problems: tuple[str, ...] = ()
+
+
+def admission_files(intent: Intent | None, keys: Keyring, slots: Mapping[str, int]) -> dict[str, str]:
+    """File name → text, of every filter that depends on keys but the list of those that must wait."""
+    prefix = NO_INTENT if intent is None else str(intent.generation)
+    wanted = intent or Intent(generation=0, model="")
+    counted = slots if wanted.limits.concurrent_per_key else None
+    asked_for = keys if intent is None or intent.keys else None
+    return {
+        KEYS: delivered(KEYS, prefix, key_filter(asked_for, counted)),
+        RATE: delivered(RATE, prefix, rate_filter(wanted)),
+        CONCURRENCY: delivered(CONCURRENCY, prefix, concurrency_filter(wanted, capacity(slots))),
+    }
+
+
+class Admission:
+    """Keeps the files of one gateway pod in step."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._intent: Intent | None = None
+        self._seen: object = None
+        self._lock = asyncio.Lock()
+        self.state = KeysState()
+
+    def prepare(self, intent: Intent | None) -> None:
+        """Write every file, also those that others keep later on; OSError when that fails."""
+        self._store.put({QUOTA: self._store.read(QUOTA) or delivered(QUOTA, NO_INTENT, PASS)})
+        self._write(intent)
+
+    async def adopt(self, intent: Intent) -> None:
+        """Go by ``intent`` from now on; OSError when the files cannot be written."""
+        async with self._lock:
+            await asyncio.to_thread(self._write, intent)
+
+    async def keep_fresh(self) -> None:
+        """Take up changes of the Secret, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            async with self._lock:
+                if (
+                    self._intent
+                    and self._intent.keys
+                    and self._seen != mount.version(_directory(self._intent))
+                ):
+                    await self._renew(self._intent)
+
+    async def _renew(self, intent: Intent) -> None:
+        try:
+            await asyncio.to_thread(self._write, intent)
+        except OSError as error:  # a full disk may empty again
+            _log.error("cannot write", extra={"fields": {"error": str(error)}})
+            self._seen = None
+
+    def _write(self, intent: Intent | None) -> None:
+        self._intent = intent
+        keys = self._keys(intent)
+        slots = assign(_known_slots(self._store), keys.key_ids)
+        self._store.put({SLOTS: json.dumps(slots), **admission_files(intent, keys, slots)})
+
+    def _keys(self, intent: Intent | None) -> Keyring:
+        if intent is None or intent.keys is None:
+            self.state = KeysState(required=intent is None)
+            return Keyring()
+        directory = _directory(intent)
+        self._seen = mount.version(directory)  # before reading: a change while we read is a change
+        keys = _read(directory)
+        self.state = KeysState(True, len(keys.key_ids), len(keys.hashes), keys.problems)
+        fields = {"ids": self.state.key_ids, "values": self.state.values, "problems": keys.problems}
+        _log.log(logging.WARNING if keys.problems else logging.INFO, "keys read", extra={"fields": fields})
+        return keys
+
+
+def _directory(intent: Intent) -> Path:
+    assert intent.keys is not None
+    return Path(intent.keys.directory)
+
+
+def _read(directory: Path) -> Keyring:
+    try:
+        return keyring(mount.entries(directory))
+    except OSError as error:
+        return Keyring(problems=(f"the mounted Secret cannot be read: {error}",))
+
+
+def _known_slots(store: Store) -> dict[str, int]:
+    try:
+        return {str(key_id): int(slot) for key_id, slot in json.loads(store.read(SLOTS)).items()}
+    except (ValueError, AttributeError):  # absent
+        return {}
