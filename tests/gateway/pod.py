@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from moe_operator.api.intent import Ack, Colour, Endpoint, Intent
+from moe_operator.gateway.address import Address
 from moe_operator.gateway.boot import prepare
-from moe_operator.gateway.render import Address
 from moe_operator.gateway.running import serve
 from moe_operator.gateway.watch import ApiServer
 
@@ -24,14 +24,14 @@ from tests.gateway.client import Client
 
 BIN = Path(sys.executable).parent
 DEADLINE = 20.0
-PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/lora/*"]
+PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/models", "/health"]
 
 
 def loopback() -> str:
     """An address of this room that nobody listens on."""
     while True:
-        address = f"127.50.{random.randint(1, 250)}.{random.randint(1, 250)}"
-        if all(_free(address, port) for port in (6443, 8000, 8080, 9901, 9902)):
+        address = f"127.71.{random.randint(1, 250)}.{random.randint(1, 250)}"
+        if all(_free(address, port) for port in (6443, 8000, 8080, 9901, 9902, 9903, 9904)):
             return address
 
 
@@ -73,6 +73,7 @@ class Pod:
     processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
     clients: list[Client] = field(default_factory=list)
     agent: asyncio.Task[None] | None = None
+    workers: int = 1  # of Envoy
 
     @property
     def xds(self) -> Path:
@@ -133,7 +134,7 @@ class Pod:
     async def start_envoy(self) -> None:
         await self._spawn(
             "envoy", "envoy", "-c", self.xds / "bootstrap.json", "--use-dynamic-base-id",
-            "--concurrency", "1", "--drain-time-s", "600", "--reject-unknown-dynamic-fields", "-l", "warning",
+            "--concurrency", str(self.workers), "--drain-time-s", "600", "--reject-unknown-dynamic-fields", "-l", "warning",
             "--file-flush-interval-msec", "200",
         )  # fmt: skip
 

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from moe_operator.api.intent import Intent
+from moe_operator.api.names import digest
 from moe_operator.gateway.endpoints import METADATA
 from moe_operator.gateway.key_filter import CLIENT
 from moe_operator.gateway.usage_filter import USAGE
 
-AGENT_SOCKET = "requests.sock"  # in the directory that Envoy and its agent share
 AGENT_CLUSTER = "agent"
 HELD_BYTES = 1 << 20
 FLUSH_SECONDS = 0.1
@@ -81,6 +82,11 @@ FIELDS: dict[str, str] = {
 """What the agent gets to know, in this order, parted by tabs; ``-`` = not known."""
 
 
+def for_the_log(intent: Intent) -> dict[str, str]:
+    """Metadata of the virtual host that the log reads."""
+    return {MODEL_KEY: intent.model, AUDIT_KEY: "on" if intent.audit else OFF}
+
+
 def access_logs() -> list[Json]:
     """The logs of the connection manager."""
     return [
@@ -114,9 +120,14 @@ def access_log_options() -> Json:
     return {"access_log_flush_interval": f"{PROGRESS_SECONDS}s"}
 
 
+def agent_socket(xds: str) -> str:
+    """The abstract name of the socket: it needs no permissions, no clean-up, and no path of bounded length."""
+    return f"moe-gateway-{digest(xds, 16)}"
+
+
 def agent_cluster(xds: str) -> Json:
     """Where the numbers go; part of the bootstrap."""
-    address = {"pipe": {"path": f"{xds}/{AGENT_SOCKET}"}}
+    address = {"pipe": {"path": f"@{agent_socket(xds)}"}}
     return {
         "name": AGENT_CLUSTER,
         "type": "STATIC",

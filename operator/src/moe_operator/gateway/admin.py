@@ -9,8 +9,8 @@ from typing import Any, Self
 import httpx
 
 from moe_operator.gateway import readback
+from moe_operator.gateway.address import Address
 from moe_operator.gateway.readback import Reading, Subscriptions
-from moe_operator.gateway.render import Address
 
 TIMEOUT_SECONDS = 2.0
 EXPORTED_STATS = (

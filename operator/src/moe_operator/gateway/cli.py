@@ -14,8 +14,8 @@ from pathlib import Path
 
 import click
 
+from moe_operator.gateway.address import Address
 from moe_operator.gateway.boot import prepare
-from moe_operator.gateway.render import Address
 
 
 class AddressParam(click.ParamType[Address]):

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import httpx
 
+from moe_operator.gateway.address import Address
 from moe_operator.gateway.admin import Admin, EnvoyAway
-from moe_operator.gateway.render import Address
 
 LOOK_SECONDS = 0.2
 CONNECT_SECONDS = 5.0
