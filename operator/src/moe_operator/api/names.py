@@ -41,6 +41,8 @@ ROLE_WORKER = "worker"
 ANNOTATION_INCARNATION = f"{GROUP}/incarnation"  # which life of its group a pod belongs to
 ANNOTATION_APPLIED = f"{GROUP}/applied"  # digest of what the operator applied last
 ANNOTATION_RETRY = f"{GROUP}/retry"
+ANNOTATION_ROUTE_GENERATION = f"{GROUP}/generation"  # of the intent that an HTTPRoute stands for
+ANNOTATION_ROUTE_SINCE = f"{GROUP}/weights-since"  # when an HTTPRoute got its present weights
 ANNOTATION_REFRESH_KEYS = f"{GROUP}/refresh-keys"  # on the deployment; repeated on its gateway pods
 COMMANDS = ("promote", "abort", "pause", "rollback-to", "retry")
 

@@ -14,7 +14,7 @@ from moe_operator.api.status import Status
 from moe_operator.reconcile.accept import accept
 from moe_operator.reconcile.actions import Action, AddFinalizer, Apply, Decision, Obj
 from moe_operator.reconcile.draft import Draft
-from moe_operator.reconcile.gateway_intent import observed_intent
+from moe_operator.reconcile.gateway_acks import observed_intent
 from moe_operator.reconcile.isolate import isolate
 from moe_operator.reconcile.observed_groups import with_groups
 from moe_operator.reconcile.place import place

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from moe_operator.api.intent import (
-    INTENT_KEY,
     Colour,
     Intent,
     KeyLimits,
@@ -25,7 +24,7 @@ from moe_operator.api.intent import (
     Timeouts,
     Tls,
 )
-from moe_operator.api.names import PATH_CLIENT_CA, PATH_KEYS, PATH_TLS, gateway_name
+from moe_operator.api.names import PATH_CLIENT_CA, PATH_KEYS, PATH_TLS
 from moe_operator.api.spec import Gateway, MoESpec
 from moe_operator.reconcile.draft import Draft
 from moe_operator.reconcile.gateway_acks import mounts_keys, serving_pods
@@ -34,18 +33,6 @@ from moe_operator.reconcile.serve import served_name
 from moe_operator.reconcile.snapshot import Snapshot
 from moe_operator.rollout.groups import Group
 from moe_operator.rollout.retire import Leave
-
-
-def observed_intent(snapshot: Snapshot) -> Intent | None:
-    """What the gateways were told last; None when nothing, or nothing readable, is there."""
-    config_map = snapshot.child("ConfigMap", gateway_name(snapshot.name))
-    text = ((config_map or {}).get("data") or {}).get(INTENT_KEY)
-    if not text:
-        return None
-    try:
-        return Intent.model_validate_json(text)
-    except ValueError:
-        return None  # somebody broke it: it is written anew
 
 
 def wanted_intent(snapshot: Snapshot, draft: Draft, spec: MoESpec) -> Intent:

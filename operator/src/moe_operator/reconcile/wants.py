@@ -15,6 +15,7 @@ from moe_operator.reconcile.accept import accept
 from moe_operator.reconcile.actions import Obj
 from moe_operator.reconcile.decide import first_draft
 from moe_operator.reconcile.draft import Draft
+from moe_operator.reconcile.external_route import through_route
 from moe_operator.reconcile.gateway_acks import draining_gateways, gateway_pods
 from moe_operator.reconcile.place import rollout_failed, unplaced
 from moe_operator.reconcile.plan import plan_step
@@ -42,7 +43,7 @@ def wants(snapshot: Snapshot) -> Wants:
         stager_pods={
             p.name: p.ip for g in draft.groups for p in g.current if p.ip and not p.staged and not p.ended
         },
-        leaders={leader.name: leader.ip for _, leader in unproven},
+        leaders={leader.name: leader.ip for _, leader in unproven} | _behind_route(snapshot, draft),
         completions={
             leader.name: served_name(snapshot, draft.records[group.revision].spec)
             for group, leader in unproven
@@ -50,6 +51,13 @@ def wants(snapshot: Snapshot) -> Wants:
         gateway_pods={p["metadata"]["name"]: ip for p in asked if (ip := _ip(p))},
         ack_generation=draft.intent.generation if draft.intent else -1,
     )
+
+
+def _behind_route(snapshot: Snapshot, draft: Draft) -> dict[str, str]:
+    """Leaders that only we can ask: a gateway of others tells nobody what runs on them."""
+    if draft.intent is None or not through_route(snapshot):
+        return {}
+    return {e.pod: e.address for colour in draft.intent.colours for e in colour.endpoints}
 
 
 def _must_place(draft: Draft) -> bool:

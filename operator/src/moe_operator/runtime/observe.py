@@ -30,6 +30,7 @@ from moe_operator.runtime.kube import (
     CONTROLLER_REVISION,
     DEPLOYMENT,
     EVENT,
+    HTTP_ROUTE,
     JOB,
     MOE_DEPLOYMENT,
     NAMESPACE,
@@ -52,6 +53,8 @@ CHILD_KINDS: tuple[Kind, ...] = (
     SERVICE, CONFIG_MAP, JOB, DEPLOYMENT, CONTROLLER_REVISION, POD_DISRUPTION_BUDGET, NETWORK_POLICY,
     SERVICE_ACCOUNT, ROLE, ROLE_BINDING,
 )  # fmt: skip
+
+OPTIONAL_KINDS: tuple[Kind, ...] = (HTTP_ROUTE,)  # children whose CRD a cluster may lack
 
 T = TypeVar("T")
 
@@ -105,10 +108,12 @@ class Observer:
                 return None
             raise
         labels = f"{LABEL_DEPLOYMENT}={label_value(key.name)}"
+        kinds = (*CHILD_KINDS, *OPTIONAL_KINDS)
         terminating, pods, *children = await _together(
             self._namespace_terminating(key.namespace),
             self._list(POD, key.namespace, labels),
             *(self._list(kind, key.namespace, labels) for kind in CHILD_KINDS),
+            *(self._list_if_served(kind, key.namespace, labels) for kind in OPTIONAL_KINDS),
         )
         uid = obj["metadata"]["uid"]
         snapshot = Snapshot(
@@ -118,7 +123,8 @@ class Observer:
             pods=tuple(pod for pod in pods if _not_anothers(pod, uid)),
             children={
                 kind.kind: tuple(child for child in found if _owner(child).get("uid") == uid)
-                for kind, found in zip(CHILD_KINDS, children, strict=True)
+                for kind, found in zip(kinds, children, strict=True)
+                if found is not None
             },
             namespace_terminating=terminating,
             last_error=last_error,
@@ -188,6 +194,14 @@ class Observer:
         self, kind: Kind, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> tuple[Obj, ...]:
         return (await self._kube.list(kind, namespace, labels=labels, fields=fields)).items
+
+    async def _list_if_served(self, kind: Kind, namespace: str, labels: str) -> tuple[Obj, ...] | None:
+        try:
+            return await self._list(kind, namespace, labels)
+        except ApiError as error:
+            if error.not_found:
+                return None
+            raise
 
 
 def _owner(obj: Obj) -> Mapping[str, Any]:
