@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 CHAT = "/v1/chat/completions"
-DEADLINE = 30.0
+DEADLINE = 120.0
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,13 @@ class Client:
     async def post(self, path: str) -> Answer:
         return await self._ask("POST", path, b"", {})
 
-    async def chat(self, *, stream: bool = False) -> Answer:
-        body = json.dumps({"model": "kimi", "messages": [], "stream": stream}).encode()
-        return await self._ask("POST", CHAT, body, {"content-type": "application/json"})
+    async def chat(self, prompt: str = "", *, stream: bool = False, **headers: str) -> Answer:
+        messages = [{"role": "user", "content": prompt}] if prompt else []
+        body = json.dumps({"model": "kimi", "messages": messages, "stream": stream}).encode()
+        return await self._ask("POST", CHAT, body, {"content-type": "application/json", **headers})
+
+    async def send(self, path: str, body: bytes, **headers: str) -> Answer:
+        return await self._ask("POST", path, body, {"content-type": "application/json", **headers})
 
     def close(self) -> None:
         if self._pair:

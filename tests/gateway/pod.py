@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moe_operator.api.intent import Ack, Colour, Endpoint, Intent
+from moe_operator.api.intent import Ack, Colour, Endpoint, Intent, Queue
 from moe_operator.gateway.address import Address
 from moe_operator.gateway.boot import prepare
 from moe_operator.gateway.running import serve
@@ -23,7 +23,7 @@ from tests.gateway.api_double import ApiDouble
 from tests.gateway.client import Client
 
 BIN = Path(sys.executable).parent
-DEADLINE = 20.0
+DEADLINE = 60.0
 PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/models", "/health"]
 
 
@@ -42,7 +42,9 @@ def _free(address: str, port: int) -> bool:
 
 
 def intent(generation: int, *colours: Colour, **changes: Any) -> Intent:
-    return Intent(generation=generation, model="kimi", colours=list(colours), allowed_paths=PATHS, **changes)
+    """As the operator writes it; nobody waits for an engine unless ``queue`` says so."""
+    told = {"allowed_paths": PATHS, "queue": Queue(max_waiting=0), **changes}
+    return Intent(generation=generation, model="kimi", colours=list(colours), **told)
 
 
 def colour(revision: str, weight: int, *addresses: str) -> Colour:
@@ -56,9 +58,9 @@ def text_of(value: Intent | str) -> str:
     return value if isinstance(value, str) else value.model_dump_json(by_alias=True)
 
 
-async def until(what: Callable[[], Awaitable[bool]]) -> None:
+async def until(what: Callable[[], Awaitable[bool]], seconds: float = DEADLINE) -> None:
     """Wait for a condition; TimeoutError when it does not come."""
-    async with asyncio.timeout(DEADLINE):
+    async with asyncio.timeout(seconds):
         while not await what():
             await asyncio.sleep(0.05)
 

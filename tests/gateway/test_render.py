@@ -163,7 +163,9 @@ def test_only_listed_paths_lead_to_an_engine_and_none_has_a_total_time_limit(int
     for route in forwarding:
         assert route["route"]["timeout"] == "0s"  # it would cut streams
         idle = int(route["route"]["idle_timeout"].removesuffix("s"))
-        assert idle == max(intent.timeouts.first_byte_seconds, intent.timeouts.idle_seconds)
+        timeouts = intent.timeouts
+        waiting_and_prefill = intent.queue.hold_seconds + timeouts.first_byte_seconds
+        assert idle == max(waiting_and_prefill, timeouts.idle_seconds)
 
 
 @settings(max_examples=50, deadline=None)

@@ -10,7 +10,7 @@ import httpx
 
 from moe_operator.gateway import readback
 from moe_operator.gateway.address import Address
-from moe_operator.gateway.readback import Reading, Subscriptions
+from moe_operator.gateway.readback import Host, Reading, Subscriptions
 
 TIMEOUT_SECONDS = 2.0
 EXPORTED_STATS = (
@@ -46,11 +46,15 @@ class Admin:
         return Reading(
             live=await self.state() == "LIVE",
             subscriptions=await self.subscriptions(),
-            hosts=readback.hosts(await self._json("/clusters?format=json")),
+            hosts=await self.hosts(),
             weights=readback.weights(
                 await self._json("/config_dump?include_eds&resource=dynamic_endpoint_configs")
             ),
         )
+
+    async def hosts(self) -> tuple[Host, ...]:
+        """Every engine that Envoy knows."""
+        return readback.hosts(await self._json("/clusters?format=json"))
 
     async def state(self) -> str:
         """``LIVE``, ``DRAINING``, ``PRE_INITIALIZING`` or ``INITIALIZING``."""

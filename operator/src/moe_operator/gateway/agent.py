@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from moe_operator.api.intent import Ack, Intent
+from moe_operator.api.intent import Ack, Intent, Queue
 from moe_operator.gateway import readback, validate
 from moe_operator.gateway.address import Address
 from moe_operator.gateway.admin import Admin, EnvoyAway
@@ -36,7 +36,7 @@ SLOWEST_LOOK_SECONDS = 1.0
 LOOK_GROWTH = 1.5
 REFUSAL_LOOKS = 3  # a refusal must outlive this many looks: a late one may belong to the file before
 
-DEFAULT_INTENT = Intent(generation=0, model="")
+DEFAULT_INTENT = Intent(generation=0, model="", queue=Queue(max_waiting=0))
 
 Prepare = Callable[[Intent], Awaitable[None]]  # OSError when it cannot be done now
 
@@ -76,9 +76,21 @@ class Agent:
         return self._received
 
     @property
+    def intent(self) -> Intent:
+        """The newest one that can be read; one under which nobody waits while none is known."""
+        return self._wanted or self._accepted or DEFAULT_INTENT
+
+    @property
     def drain_seconds(self) -> int:
         """How long the intent lets streams run once the pod is told to go."""
-        return (self._wanted or self._accepted or DEFAULT_INTENT).drain_seconds
+        return self.intent.drain_seconds
+
+    async def engines_ready(self) -> bool:
+        """Whether Envoy would send a request to an engine now."""
+        try:
+            return any(host.takes_requests for host in await self._admin.hosts())
+        except EnvoyAway:
+            return False
 
     def offer(self, text: str, origin: str) -> None:
         """Take an intent as text unless it is old; one that cannot be read counts as refused."""

@@ -116,7 +116,7 @@ def _present(name: str) -> Json:
 
 
 def _to(intent: Intent, cluster: str, match: Json) -> Json:
-    timeouts, affinity = intent.timeouts, intent.affinity_header
+    affinity = intent.affinity_header
     hashed = {"hash_policy": [{"header": {"header_name": affinity}}]} if affinity else {}
     return {
         "match": match,
@@ -129,11 +129,16 @@ def _to(intent: Intent, cluster: str, match: Json) -> Json:
         "route": {
             "cluster": cluster,
             "timeout": OFF,
-            # Envoy has one idle clock per stream; it must outlast the slower of the two silences.
-            "idle_timeout": f"{max(timeouts.first_byte_seconds, timeouts.idle_seconds)}s",
+            "idle_timeout": f"{idle_seconds(intent)}s",
             **hashed,
         },
     }
+
+
+def idle_seconds(intent: Intent) -> int:
+    """Envoy has one idle clock per stream: it outlasts waiting, then the first byte; or a gap in a stream."""
+    timeouts = intent.timeouts
+    return max(intent.queue.hold_seconds + timeouts.first_byte_seconds, timeouts.idle_seconds)
 
 
 def _answer(match: Json, reply: OwnReply) -> Json:

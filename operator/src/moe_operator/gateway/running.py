@@ -18,6 +18,7 @@ from moe_operator.gateway.service import Service
 from moe_operator.gateway.site import room_beside
 from moe_operator.gateway.store import Store
 from moe_operator.gateway.validate import find_envoy
+from moe_operator.gateway.waiting_room import WaitingRoom
 from moe_operator.gateway.watch import ApiServer, WatchState, follow
 
 _log = logging.getLogger(__name__)
@@ -40,10 +41,12 @@ async def serve(
             await admission.adopt(intent)
 
         agent = Agent(store, envoy, find_envoy(), room_beside(admin), before_routes)
+        room = WaitingRoom(lambda: agent.intent, agent.engines_ready)
         service = Service(agent, envoy, Drain(envoy), watch)
         async with (
             listening(listen, service.handle),
             listening(own, service.handle_own_pod),
+            room.open(room_beside(admin)),
             asyncio.TaskGroup() as tasks,
         ):
             tasks.create_task(agent.keep_settled())
