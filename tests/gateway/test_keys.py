@@ -10,6 +10,8 @@ from moe_operator.gateway import mount
 from moe_operator.gateway.keys import KeyHash, keyring
 from moe_operator.gateway.slots import FEWEST, assign, capacity
 
+from tests.gateway.secret import Mount
+
 A, B, C = (sha256(key.encode()).hexdigest() for key in ("sk-a", "sk-b", "sk-c"))
 ids = st.text("abcdef", min_size=1, max_size=3)
 
@@ -72,25 +74,13 @@ def test_there_are_always_as_many_slots_as_a_power_of_two() -> None:
     assert capacity({"a": FEWEST}) == 2 * FEWEST
 
 
-def kubelet_writes(directory: Path, version: str, **entries: str) -> None:
-    """As the kubelet does: a new directory, then a rename of the link to it."""
-    (directory / version).mkdir(parents=True)
-    for name, content in entries.items():
-        (directory / version / name).write_text(content)
-        link = directory / name
-        if not link.is_symlink():
-            link.symlink_to(f"..data/{name}")
-    (directory / "..data_tmp").symlink_to(version)
-    (directory / "..data_tmp").rename(directory / "..data")
-
-
 def test_a_mounted_secret_is_read_as_one_version(tmp_path: Path) -> None:
-    kubelet_writes(tmp_path, "..2026_11_30_1", a="one", b="two")
+    Mount(tmp_path).write(a="one", b="two")
     before = mount.version(tmp_path)
     assert mount.entries(tmp_path) == {"a": "one", "b": "two"}
     assert mount.version(tmp_path) == before
 
-    kubelet_writes(tmp_path, "..2026_11_30_2", a="three")
+    Mount(tmp_path).write(a="three")
     assert mount.entries(tmp_path) == {"a": "three"}
     assert mount.version(tmp_path) != before
 

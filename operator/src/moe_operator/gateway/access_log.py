@@ -121,7 +121,7 @@ def access_log_options() -> Json:
 
 
 def agent_socket(xds: str) -> str:
-    """The abstract name of the socket: it needs no permissions, no clean-up, and no path of bounded length."""
+    """The abstract name of the socket: no permissions, no clean-up, no path that could be too long."""
     return f"moe-gateway-{digest(xds, 16)}"
 
 

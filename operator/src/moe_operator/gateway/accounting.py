@@ -16,10 +16,9 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from moe_operator.api.intent import Intent
-from moe_operator.gateway.access_log import AGENT_SOCKET
+from moe_operator.gateway.access_log import agent_socket
 from moe_operator.gateway.discovered import QUOTA, delivered
 from moe_operator.gateway.forward_protocol import Malformed, Messages
 from moe_operator.gateway.quota import Account, Allowances, Quotas
@@ -49,6 +48,8 @@ class Accounting:
         self._news = asyncio.Event()
         self._readers: set[asyncio.Task[None]] = set()
         self.unread = 0  # records that could not be understood
+        if intent := store.accepted():
+            self.adopt(intent)
 
     def adopt(self, intent: Intent) -> None:
         """Charge by the allowances of ``intent`` from now on."""
@@ -98,10 +99,9 @@ class Accounting:
         except OSError as error:  # a full disk may empty again
             _log.error("cannot write", extra={"fields": {"file": name, "error": str(error)}})
 
-    async def listen(self, directory: Path) -> None:
-        """Read what Envoy tells, until cancelled; OSError when the socket cannot be made."""
-        path = directory / AGENT_SOCKET
-        path.unlink(missing_ok=True)  # of an earlier life
+    async def listen(self) -> None:
+        """Read what Envoy tells, until cancelled; OSError when another agent does."""
+        path = f"\0{agent_socket(self._store.xds)}"
         async with await asyncio.start_unix_server(self._read, path) as server:
             try:
                 await server.serve_forever()

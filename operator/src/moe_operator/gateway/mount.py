@@ -8,6 +8,7 @@ miss an event.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 DATA = "..data"
@@ -20,7 +21,8 @@ def version(directory: Path) -> object:
     try:
         if data.is_symlink():
             return str(data.readlink())
-        return sorted((file.name, file.stat().st_mtime_ns, file.stat().st_ino) for file in _files(directory))
+        found = ((name, (directory / name).stat()) for name in _files(directory))
+        return sorted((name, stat.st_mtime_ns, stat.st_ino) for name, stat in found)
     except FileNotFoundError:
         return None
 
@@ -31,12 +33,13 @@ def entries(directory: Path) -> dict[str, str]:
         data = directory / DATA
         root = directory / data.readlink() if data.is_symlink() else directory
         try:
-            return {file.name: file.read_text(errors="replace") for file in _files(root)}
+            return {name: (root / name).read_text(errors="replace") for name in _files(root)}
         except FileNotFoundError:
             if not left:
                 raise
     raise AssertionError("unreachable")
 
 
-def _files(root: Path) -> list[Path]:
-    return [path for path in root.iterdir() if not path.name.startswith("..") and path.is_file()]
+def _files(root: Path) -> list[str]:
+    with os.scandir(root) as found:
+        return [file.name for file in found if not file.name.startswith("..") and file.is_file()]
