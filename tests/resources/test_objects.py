@@ -11,11 +11,12 @@ import pytest
 from moe_operator.api.intent import Colour, Endpoint, Intent
 from moe_operator.api.manifest import Manifest, ManifestFile
 from moe_operator.api.policy import CacheClass, Images, NetworkPolicies, OperatorPolicy
-from moe_operator.api.spec import MoESpec
+from moe_operator.api.spec import HttpRouteRef, MoESpec
 from moe_operator.planning.plan import Layout
 from moe_operator.resources.engine_pod import RankSeat, engine_pod
 from moe_operator.resources.gateway import gateway_objects, intent_config_map
 from moe_operator.resources.group_service import group_service
+from moe_operator.resources.http_route import backend_service, http_route
 from moe_operator.resources.manifest_config_map import (
     KEY_COMPRESSED,
     KEY_PLAIN,
@@ -32,6 +33,7 @@ from moe_operator.rollout.revision import Revision, recorded
 from moe_operator.sandbox.api import MemoryApi
 
 from tests.golden import assert_golden
+from tests.simulator import gateway_api
 
 Obj = dict[str, Any]
 GOLDEN = Path(__file__).parent / "golden"
@@ -136,6 +138,10 @@ def policies(rules: NetworkPolicies, *, external: bool = False) -> dict[str, Obj
 
 
 POLICIES = policies(NetworkPolicies())
+SINCE = "2026-11-30T08:00:00Z"
+EDGE: Obj = {"name": "edge", "namespace": "infra", "sectionName": "https", "hostnames": ["k3.example.com"]}
+BEHIND: Obj = {**PLAIN, "gateway": {"external": {"httpRouteRef": EDGE}, "allowedPaths": ["/v1/models"]}}
+BEHIND_ROUTE = HttpRouteRef.model_validate(EDGE)
 CACHE = POLICY.cache_classes["nvme"]
 
 
@@ -158,6 +164,8 @@ OBJECTS: dict[str, Obj] = {
     "gateway-budget": GATEWAY["PodDisruptionBudget"],
     "gateway-deployment-with-everything": FULL_GATEWAY["Deployment"],
     "gateway-service-with-everything": FULL_GATEWAY["Service"],
+    "http-route": http_route(OWNER, spec(BEHIND), BEHIND_ROUTE, {"abcd1234": 90, "0123abcd": 10}, 7, SINCE),
+    "http-route-backend": backend_service(OWNER, "abcd1234"),
     "network-policy-engine": POLICIES["k3-engine"],
     "network-policy-stager": POLICIES["k3-stager"],
     "network-policy-gateway": POLICIES["k3-gateway"],
@@ -182,6 +190,7 @@ def test_the_object_is_this_one(name: str) -> None:
 def test_the_api_server_takes_it_and_applying_it_twice_changes_nothing(name: str) -> None:
     api = MemoryApi(auto_collect=False)  # the owner is only a name here
     api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}})
+    api.create(gateway_api.CRD)
     first = api.apply(OBJECTS[name], manager="moe-operator")
     again = api.apply(OBJECTS[name], manager="moe-operator")
     assert first["metadata"]["resourceVersion"] == again["metadata"]["resourceVersion"]

@@ -31,6 +31,7 @@ from moe_operator.reconcile.gateway_acks import mounts_keys, serving_pods
 from moe_operator.reconcile.return_time import retry_after_seconds
 from moe_operator.reconcile.serve import served_name
 from moe_operator.reconcile.snapshot import Snapshot
+from moe_operator.resources.gateway_deployment import from_working_directory
 from moe_operator.rollout.groups import Group
 from moe_operator.rollout.retire import Leave
 
@@ -56,7 +57,7 @@ def wanted_intent(snapshot: Snapshot, draft: Draft, spec: MoESpec) -> Intent:
         long_context=_long_context(gateway),
         affinity_header=gateway.affinity_header or "",
         audit=gateway.audit.enabled,
-        keys=Keys(directory=PATH_KEYS) if gateway.auth and _may_ask_for_keys(snapshot, draft) else None,
+        keys=_keys(snapshot, draft, gateway),
         tls=_tls(gateway),
         otlp_endpoint=gateway.otlp.endpoint if gateway.otlp else "",
     )
@@ -154,13 +155,15 @@ def _long_context(gateway: Gateway) -> LongContext | None:
 # Secrets
 
 
-def _may_ask_for_keys(snapshot: Snapshot, draft: Draft) -> bool:
-    if draft.intent is None or draft.intent.keys:
-        return True
-    return all(mounts_keys(pod) for pod in serving_pods(snapshot))
+def _keys(snapshot: Snapshot, draft: Draft, gateway: Gateway) -> Keys | None:
+    open_now = draft.intent is not None and draft.intent.keys is None
+    if gateway.auth is None or (open_now and not all(map(mounts_keys, serving_pods(snapshot)))):
+        return None
+    return Keys(directory=from_working_directory(PATH_KEYS))
 
 
 def _tls(gateway: Gateway) -> Tls | None:
     if gateway.tls is None:
         return None
-    return Tls(directory=PATH_TLS, client_ca_directory=PATH_CLIENT_CA if gateway.tls.client_ca_ref else "")
+    authority = from_working_directory(PATH_CLIENT_CA) if gateway.tls.client_ca_ref else ""
+    return Tls(directory=from_working_directory(PATH_TLS), client_ca_directory=authority)

@@ -6,11 +6,13 @@ pod that asks the agent on loopback; nothing on the network can take a gateway o
 
 What a missing Secret does is part of the contract. API keys are an optional mount: a pod without them starts
 and lets nobody in, so switching keys on can only close doors, and deleting the Secret closes them all.
-Certificates are a required mount: a pod that cannot speak HTTPS does not replace one that serves.
+Certificates are a required mount: a pod that cannot speak HTTPS does not replace one that serves. An intent
+names these mounts as the containers see them from their working directory.
 """
 
 from __future__ import annotations
 
+from posixpath import relpath
 from typing import Any
 
 from moe_operator.api.intent import INTENT_KEY
@@ -49,6 +51,11 @@ ADMIN = f"127.0.0.1:{PORT_ENVOY_ADMIN}"
 OWN = f"127.0.0.1:{PORT_GATEWAY_OWN_POD}"
 XDS_MOUNT: Obj = {"name": "xds", "mountPath": PATH_XDS}
 INTENT_MOUNT: Obj = {"name": "intent", "mountPath": PATH_INTENT, "readOnly": True}
+
+
+def from_working_directory(mount: str) -> str:
+    """The path of a mount for an intent, which has no root: a sandbox keeps a pod's files elsewhere."""
+    return relpath(mount, PATH_XDS)
 
 
 def gateway_deployment(owner: Owner, spec: MoESpec, policy: OperatorPolicy) -> Obj:
@@ -112,6 +119,7 @@ def _bootstrap(policy: OperatorPolicy, mounts: list[Obj]) -> Obj:
         "image": policy.images.operator,
         "command": ["moe-gateway-agent"],
         "args": ["init", "--xds", PATH_XDS, "--intent", INTENT_FILE, "--listen", LISTEN, "--admin", ADMIN],
+        "workingDir": PATH_XDS,
         "securityContext": RESTRICTED_CONTAINER,
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
         "volumeMounts": [XDS_MOUNT, INTENT_MOUNT, *mounts],
@@ -142,6 +150,7 @@ def _envoy(policy: OperatorPolicy, mounts: list[Obj]) -> Obj:
             "failureThreshold": 6,
             "terminationGracePeriodSeconds": STUCK_GRACE_SECONDS,
         },
+        "workingDir": PATH_XDS,
         "securityContext": RESTRICTED_CONTAINER,
         "resources": {"requests": {"cpu": "500m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
         "volumeMounts": [XDS_MOUNT, *mounts],
@@ -177,6 +186,7 @@ def _agent(owner: Owner, policy: OperatorPolicy, mounts: list[Obj]) -> Obj:
             "terminationGracePeriodSeconds": STUCK_GRACE_SECONDS,
         },
         "lifecycle": {"preStop": {"exec": {"command": ["moe-gateway-agent", "drain", "--agent", OWN]}}},
+        "workingDir": PATH_XDS,
         "securityContext": RESTRICTED_CONTAINER,
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
         "volumeMounts": [XDS_MOUNT, INTENT_MOUNT, *mounts],
