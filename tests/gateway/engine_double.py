@@ -53,7 +53,7 @@ class EngineDouble:
             writer.close()
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
         path = head.split(" ")[1]
         length = next((int(li[15:]) for li in head.split("\r\n") if li.startswith("content-length:")), 0)
         body = await reader.readexactly(length)
@@ -62,10 +62,16 @@ class EngineDouble:
             await writer.drain()
             return True
         self.heads.append(head)
+        try:
+            asked = json.loads(body or b"{}")
+        except ValueError:
+            _answer(writer, 400, {"error": {"message": "not JSON", "type": "x", "param": None, "code": 400}})
+            await writer.drain()
+            return True
         self.requests += 1
         self.active += 1
         try:
-            if json.loads(body or b"{}").get("stream"):
+            if asked.get("stream"):
                 await self._stream(reader, writer)
             else:
                 usage = {"usage": self.usage} if self.usage else {}

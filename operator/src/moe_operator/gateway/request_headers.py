@@ -16,6 +16,17 @@ RECEIVED = "x-moe-received"  # set for the waiting room: when the request came, 
 
 OURS = (KEY_ID, SLOT, LANE, RECEIVED)
 
+ENVOYS = tuple(
+    f"x-envoy-{name}"
+    for name in (
+        "retry-on", "retry-grpc-on", "max-retries", "retriable-status-codes", "retriable-header-names",
+        "upstream-rq-timeout-ms", "upstream-rq-per-try-timeout-ms", "hedge-on-per-try-timeout",
+        "upstream-stream-duration-ms", "upstream-alt-stat-name", "force-trace", "attempt-count",
+        "expected-rq-timeout-ms", "original-path", "original-url", "decorator-operation",
+    )
+)  # fmt: skip
+"""With these a client inside the cluster could have its prompt sent again where that is not safe."""
+
 Json = dict[str, Any]
 
 
@@ -26,6 +37,6 @@ def drop_spoofed() -> Json:
         "typed_config": {
             "@type": "type.googleapis.com/envoy.extensions.http.early_header_mutation.header_mutation.v3."
             "HeaderMutation",
-            "mutations": [{"remove": name} for name in OURS],
+            "mutations": [{"remove": name} for name in (*OURS, *ENVOYS)],
         },
     }

@@ -55,6 +55,11 @@ def settings(limits: Limits) -> Json:
     return {BUFFER: {"@type": f"{V3}.buffer.v3.BufferPerRoute", "buffer": size}}
 
 
+def unread() -> Json:
+    """``typed_per_filter_config`` of a route that answers by itself: its answer waits for no body."""
+    return {BUFFER: {"@type": f"{V3}.buffer.v3.BufferPerRoute", "disabled": True}}
+
+
 def metadata(intent: Intent, path: str) -> Json:
     """What the script reads on the route of ``path``; a limit that is not set is left out."""
     limits, long = intent.limits, intent.long_context

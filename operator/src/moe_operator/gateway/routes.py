@@ -79,6 +79,7 @@ def _unknown() -> list[Json]:
 
 def _routes(intent: Intent) -> Iterator[Json]:
     """The first that matches counts."""
+    yield _answer({"connect_matcher": {}}, METHOD_NOT_ALLOWED)
     if intent.preview:
         keys = _key_matchers(intent.preview)
         for path in intent.allowed_paths if keys is not None else ():
@@ -144,5 +145,6 @@ def idle_seconds(intent: Intent) -> int:
 def _answer(match: Json, reply: OwnReply) -> Json:
     return {
         "match": match,
+        "typed_per_filter_config": request_limits.unread(),
         "direct_response": {"status": reply.status, "body": {"inline_string": reply.body}},
     }
