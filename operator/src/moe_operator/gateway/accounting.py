@@ -13,9 +13,11 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from moe_operator.api.intent import Intent
 from moe_operator.gateway.access_log import agent_socket
@@ -78,12 +80,26 @@ class Accounting:
             self._charged[record.connection] = (record.started, tokens)
         return tokens - before
 
+    def metrics(self) -> Iterator[Metric]:
+        """What this agent has counted since it started."""
+        yield from self.stats.collect(time.time())
+        waiting = len(self._quotas.waiting(time.time()))
+        yield GaugeMetricFamily(
+            "moe_gateway_keys_waiting", "Keys that have used up their tokens.", value=waiting
+        )
+        yield CounterMetricFamily(
+            "moe_gateway_records_unread",
+            "Records of Envoy's log that were not understood.",
+            value=self.unread,
+        )
+
     async def keep_settled(self) -> None:
         """Bring every key that must wait into Envoy, until cancelled."""
         saved = 0.0
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), SAVE_SECONDS)
+                async with asyncio.timeout(SAVE_SECONDS):  # wait_for of Python 3.11 may swallow the end
+                    await self._news.wait()
             self._news.clear()
             moment = time.time()
             self._quotas = self._quotas.settled(moment)

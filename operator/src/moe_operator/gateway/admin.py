@@ -19,6 +19,9 @@ EXPORTED_STATS = (
     r"|upstream_cx_(active|connect_fail|none_healthy)|membership_(healthy|total)|lb_.*panic"
     r"|outlier_detection\.ejections_active|circuit_breakers\.default\.remaining_.*|update_rejected)"
     r"|(cluster_manager\.cds|http\.ingress\.rds\.gateway|listener_manager\.lds)\.update_rejected"
+    r"|extension_config_discovery\.http_filter\.moe\..*\.(update_rejected|config_fail)"
+    r"|sds\..*\.(update_rejected|key_rotation_failed)|listener\..*\.expiration_unix_time_seconds"
+    r"|access_logs\.fluentd\.agent\.entries_lost"
     r"|listener_manager\.listener_modified|server\.(memory_allocated|uptime|live))"
 )
 

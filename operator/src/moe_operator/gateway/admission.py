@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from moe_operator.api.intent import Intent
 from moe_operator.gateway import mount
@@ -73,6 +75,18 @@ class Admission:
         """Go by ``intent`` from now on; OSError when the files cannot be written."""
         async with self._lock:
             await asyncio.to_thread(self._write, intent)
+
+    def metrics(self) -> Iterator[Metric]:
+        """What is known about the keys."""
+        state = self.state
+        yield GaugeMetricFamily("moe_gateway_keys", "Key values that open the gateway.", value=state.values)
+        yield GaugeMetricFamily("moe_gateway_key_ids", "Clients that have a key.", value=state.key_ids)
+        yield GaugeMetricFamily("moe_gateway_keys_required", "Whether a key is needed.", value=state.required)
+        yield GaugeMetricFamily(
+            "moe_gateway_key_problems",
+            "Entries of the Secret that are no key; the agent's log names them.",
+            value=len(state.problems),
+        )
 
     async def keep_fresh(self) -> None:
         """Take up changes of the Secret, until cancelled."""

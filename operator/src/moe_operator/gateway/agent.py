@@ -258,7 +258,8 @@ class Agent:
 
 async def _wait(changed: asyncio.Event, seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(changed.wait(), seconds)
+        async with asyncio.timeout(seconds):  # wait_for of Python 3.11 may swallow a cancellation
+            await changed.wait()
 
 
 def _pauses() -> Iterator[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from pathlib import Path
 
 from moe_operator.api.intent import Intent
@@ -14,6 +15,7 @@ from moe_operator.gateway.admission import Admission
 from moe_operator.gateway.agent import Agent
 from moe_operator.gateway.drain import Drain
 from moe_operator.gateway.listen import listening
+from moe_operator.gateway.metrics import waiting
 from moe_operator.gateway.service import Service
 from moe_operator.gateway.site import room_beside
 from moe_operator.gateway.store import Store
@@ -42,7 +44,8 @@ async def serve(
 
         agent = Agent(store, envoy, find_envoy(), room_beside(admin), before_routes)
         room = WaitingRoom(lambda: agent.intent, agent.engines_ready)
-        service = Service(agent, envoy, Drain(envoy), watch)
+        sources = (accounting.metrics, admission.metrics, partial(waiting, room.queue))
+        service = Service(agent, envoy, Drain(envoy), watch, sources)
         async with (
             listening(listen, service.handle),
             listening(own, service.handle_own_pod),

@@ -6,7 +6,7 @@ Draining is asked for on loopback, so that only the pod itself (its preStop hook
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from http import HTTPStatus
 
@@ -15,7 +15,7 @@ from moe_operator.gateway.admin import Admin, EnvoyAway
 from moe_operator.gateway.agent import Agent
 from moe_operator.gateway.drain import Drain
 from moe_operator.gateway.listen import JSON, BadRequest, Request, Response
-from moe_operator.gateway.metrics import Numbers
+from moe_operator.gateway.metrics import Numbers, Source
 from moe_operator.gateway.watch import WatchState
 
 MAX_WAIT_SECONDS = 60.0
@@ -27,11 +27,14 @@ Route = Callable[[Request], Awaitable[Response]]
 class Service:
     """What the agent answers."""
 
-    def __init__(self, agent: Agent, admin: Admin, drain: Drain, watch: WatchState) -> None:
+    def __init__(
+        self, agent: Agent, admin: Admin, drain: Drain, watch: WatchState, sources: Sequence[Source] = ()
+    ) -> None:
         self._agent = agent
         self._admin = admin
         self._drain = drain
         self._watch = watch
+        self._sources = sources  # of metrics
         self._routes: dict[tuple[str, str], Route] = {
             ("GET", "/ack"): self._ack,
             ("GET", "/healthz"): self._healthz,
@@ -83,7 +86,7 @@ class Service:
             watch_failures=self._watch.failures,
             draining=self._drain.started,
         )
-        return Response(metrics.exposition(numbers, envoy_text))
+        return Response(metrics.exposition(numbers, self._sources, envoy_text))
 
     async def _finish(self, request: Request) -> Response:
         limit = _number(request, "limit", self._agent.drain_seconds)
