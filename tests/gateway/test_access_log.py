@@ -187,7 +187,8 @@ async def test_envoy_never_waits_for_the_agent_and_nothing_is_lost_meanwhile(
     pod.start_agent()
     await until(pod.agent_listens)
     await until(lambda: shows(pod, "moe_gateway_client_requests_total", 50, key="alice", code="2xx"))
-    assert (await numbers(pod))["envoy_access_logs_fluentd_agent_entries_lost", frozenset()] == 0
+    lost = "envoy_access_logs_fluentd_agent_entries_lost_total"
+    assert (await numbers(pod))[lost, frozenset()] == 0
 
 
 async def test_trace_context_travels_on_unchanged(serving: StartPod, blue: EngineDouble) -> None:
@@ -200,3 +201,33 @@ async def test_trace_context_travels_on_unchanged(serving: StartPod, blue: Engin
     assert f"traceparent: {trace}" in blue.heads[-1]
     assert "tracestate: vendor=1" in blue.heads[-1]
     assert (await lines(pod, 1))[-1]["traceparent"] == trace
+
+
+async def test_spans_leave_by_otlp_where_an_address_is_given(pod: Pod, blue: EngineDouble) -> None:
+    """The collector is a socket that speaks just enough HTTP/2: settings, and nothing more."""
+    received = bytearray()
+
+    async def collect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(bytes.fromhex("000000040000000000"))
+        while data := await reader.read(65536):
+            received.extend(data)
+        writer.close()
+
+    trace_id, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    async with await asyncio.start_server(collect, pod.address, 4317) as collector:
+        first = intent(1, colour("b", 100, blue.address), otlp_endpoint=f"{pod.address}:4317")
+        pod.prepare(first)
+        pod.api.put(first)
+        await pod.start()
+        await pod.healthy(blue.address)
+        await pod.client().chat(traceparent=f"00-{trace_id}-{parent}-01")
+
+        async def exported() -> bool:
+            return bytes.fromhex(trace_id) in received
+
+        await until(exported)
+        collector.close()
+        await pod.stop()
+    assert bytes.fromhex(parent) in received  # the client's span is the parent of ours
+    assert f"traceparent: 00-{trace_id}-" in blue.heads[-1]
+    assert parent not in blue.heads[-1]  # and ours is the parent of the engine's

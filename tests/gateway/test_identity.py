@@ -240,7 +240,8 @@ async def test_keys_are_asked_for_from_the_first_request_of_a_pod_whose_api_serv
     engine: StartEngine, pod: Pod, secret: Mount
 ) -> None:
     blue = await engine("blue")
-    pod.prepare(keyed(1, secret, blue.address))
+    beside_the_files = Mount(Path("..") / secret.directory.name)  # as the operator names it
+    pod.prepare(keyed(1, beside_the_files, blue.address))
     pod.write_files()
     await pod.start_envoy()  # and no agent at all
     await until(opens(pod, ALICE))

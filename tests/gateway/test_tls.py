@@ -112,7 +112,7 @@ async def test_a_pair_that_does_not_fit_changes_nothing(
 
     async def refused() -> bool:
         metrics = (await pod.client(9902).get("/metrics")).body.decode()
-        return bool(re.search(r"^envoy_sds_tls_key_rotation_failed\{\} [1-9]", metrics, re.MULTILINE))
+        return bool(re.search(r"^envoy_sds_key_rotation_failed\{.*\"tls\"\} [1-9]", metrics, re.MULTILINE))
 
     await until(refused)
     assert await subject(pod) == "gateway one"

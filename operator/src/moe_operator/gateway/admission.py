@@ -17,7 +17,7 @@ from pathlib import Path
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from moe_operator.api.intent import Intent
+from moe_operator.api.intent import Intent, Keys
 from moe_operator.gateway import mount
 from moe_operator.gateway.discovered import CONCURRENCY, KEYS, PASS, QUOTA, RATE, delivered
 from moe_operator.gateway.files import NO_INTENT
@@ -96,7 +96,7 @@ class Admission:
                 if (
                     self._intent
                     and self._intent.keys
-                    and self._seen != mount.version(_directory(self._intent))
+                    and self._seen != mount.version(self._directory(self._intent.keys))
                 ):
                     await self._renew(self._intent)
 
@@ -113,22 +113,20 @@ class Admission:
         slots = assign(_known_slots(self._store), keys.key_ids)
         self._store.put({SLOTS: json.dumps(slots), **admission_files(intent, keys, slots)})
 
+    def _directory(self, keys: Keys) -> Path:
+        return mount.beside(self._store.xds, keys.directory)
+
     def _keys(self, intent: Intent | None) -> Keyring:
         if intent is None or intent.keys is None:
             self.state = KeysState(required=intent is None)
             return Keyring()
-        directory = _directory(intent)
+        directory = self._directory(intent.keys)
         self._seen = mount.version(directory)  # before reading: a change while we read is a change
         keys = _read(directory)
         self.state = KeysState(True, len(keys.key_ids), len(keys.hashes), keys.problems)
         fields = {"ids": self.state.key_ids, "values": self.state.values, "problems": keys.problems}
         _log.log(logging.WARNING if keys.problems else logging.INFO, "keys read", extra={"fields": fields})
         return keys
-
-
-def _directory(intent: Intent) -> Path:
-    assert intent.keys is not None
-    return Path(intent.keys.directory)
 
 
 def _read(directory: Path) -> Keyring:

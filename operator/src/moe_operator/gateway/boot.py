@@ -13,6 +13,7 @@ from moe_operator.gateway.admission import Admission
 from moe_operator.gateway.render import render_intent, render_site
 from moe_operator.gateway.site import Site
 from moe_operator.gateway.store import Store
+from moe_operator.gateway.tls import resolved
 
 _log = logging.getLogger(__name__)
 
@@ -25,12 +26,18 @@ def prepare(xds: Path, mounted: Path, listen: Address, admin: Address) -> None:
     """
     xds.mkdir(parents=True, exist_ok=True)
     intent, store = _read(mounted), Store(xds.absolute())
-    site = Site(store.xds, listen, admin, tls=intent.tls if intent else None)
+    site = _site(intent, store.xds, listen, admin)
     store.put(render_site(site))
     Admission(store).prepare(_newest(store, intent))
     if store.generation() < (intent.generation if intent else 0):
         store.put(render_intent(intent, site.xds, site.room))
     # else the directory outlived a restart of the pod and knows better
+
+
+def _site(intent: Intent | None, xds: str, listen: Address, admin: Address) -> Site:
+    wanted = intent or Intent(generation=0, model="")
+    otlp = Address.parse(wanted.otlp_endpoint) if wanted.otlp_endpoint else None
+    return Site(xds, listen, admin, tls=resolved(wanted.tls, xds), otlp=otlp)
 
 
 def _newest(store: Store, mounted: Intent | None) -> Intent | None:

@@ -15,6 +15,11 @@ DATA = "..data"
 ATTEMPTS = 3  # at reading one version; the kubelet may remove it under us
 
 
+def beside(xds: str, directory: str) -> Path:
+    """A directory that an intent names: where it is no absolute path, as seen from the files of Envoy."""
+    return Path(os.path.normpath(Path(xds) / directory))
+
+
 def version(directory: Path) -> object:
     """A value that changes when the directory's content does; None when there is no such directory."""
     data = directory / DATA

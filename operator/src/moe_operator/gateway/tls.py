@@ -12,6 +12,7 @@ from typing import Any
 
 from moe_operator.api.intent import Tls
 from moe_operator.gateway.files import discovery, file_source
+from moe_operator.gateway.mount import beside
 
 SERVER = "tls.json"  # certificate and key
 CLIENT_CA = "client_ca.json"  # whose certificates clients must show
@@ -39,6 +40,14 @@ def transport_socket(tls: Tls | None, xds: str) -> Json:
         "require_client_certificate": bool(asked),
     }
     return {"transport_socket": {"name": "envoy.transport_sockets.tls", "typed_config": context}}
+
+
+def resolved(tls: Tls | None, xds: str) -> Tls | None:
+    """With absolute paths, as Envoy wants them."""
+    if tls is None:
+        return None
+    authority = str(beside(xds, tls.client_ca_directory)) if tls.client_ca_directory else ""
+    return Tls(directory=str(beside(xds, tls.directory)), client_ca_directory=authority)
 
 
 def secret_files(tls: Tls | None) -> dict[str, str]:
