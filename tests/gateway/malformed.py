@@ -22,7 +22,8 @@ CLOSED = (
     "/get_server_info",
     "/get_model_info", "/flush_cache", "/abort_request", "/load_lora_adapter", "/set_internal_state",
     "/shutdown", "/debug/pprof", "/docs", "/redoc", "/openapi.json", "/admin", "/config_dump",
-    "/quitquitquit", "/stats", "/clusters", "/inference/v1/generate", "/invocations", "/ping", "/version_ui", "/load", "/",
+    "/quitquitquit", "/stats", "/clusters", "/inference/v1/generate", "/invocations", "/ping", "/version_ui",
+    "/load", "/",
 )  # fmt: skip
 
 TRICKS = (

@@ -56,13 +56,13 @@ class Handle:
         return self.sent
 
     def metadata(self) -> Any:
-        return self
-
-    def get(self, name: bytes) -> Any:
-        value = self.numbers.get(name.decode())
-        return value.encode() if isinstance(value, str) else value
+        values = {k.encode(): v.encode() if isinstance(v, str) else v for k, v in self.numbers.items()}
+        self.lent = RUNTIME.table_from(values)
+        return self.lent
 
     def body(self) -> Any:
+        for name in list(self.lent):
+            self.lent[name] = None  # Envoy's objects do not outlive a wait
         return self.content
 
     def respond(self, headers: Any, body: bytes) -> None:

@@ -105,44 +105,47 @@ local function over(handle, name, asked, limit)
     string.format("%s: the request asks for %.0f, this gateway allows %.0f.", name, asked, limit))
 end
 
+-- The route's numbers as a plain table: Envoy's own object does not outlive the wait for the body.
+local function numbers_of(handle)
+  local numbers = {}
+  for name, value in pairs(handle:metadata()) do
+    numbers[name] = value
+  end
+  return numbers
+end
+
 function envoy_on_request(handle)
-  local limits = handle:metadata()
-  local max_header_bytes = limits:get("max_header_bytes")
-  if not max_header_bytes then return end -- a route that answers by itself
-  if header_bytes(handle) > max_header_bytes then
+  local limits = numbers_of(handle)
+  if not limits.max_header_bytes then return end -- a route that answers by itself
+  if header_bytes(handle) > limits.max_header_bytes then
     return refuse(handle, "431", "headers_too_large", "The request headers are larger than this gateway takes.")
   end
-  local bytes_per_token = limits:get("bytes_per_token")
-  if not bytes_per_token then return end
+  if not limits.bytes_per_token then return end
   local body = handle:body()
   if not body then return end
   local text = body:getBytes(0, body:length())
   local answer, choices, data, brace, has_members = read(text)
   if answer == nil then return refuse(handle, "400", "invalid_body", choices) end
 
-  local max_answer, max_choices = limits:get("max_output_tokens"), limits:get("max_choices")
-  if max_answer and answer and answer > max_answer then
-    return over(handle, "max_output_tokens", answer, max_answer)
+  if limits.max_output_tokens and answer and answer > limits.max_output_tokens then
+    return over(handle, "max_output_tokens", answer, limits.max_output_tokens)
   end
-  if max_choices and choices and choices > max_choices then
-    return over(handle, "max_choices", choices, max_choices)
+  if limits.max_choices and choices and choices > limits.max_choices then
+    return over(handle, "max_choices", choices, limits.max_choices)
   end
-  local prompt = math.ceil((#text - data) / bytes_per_token)
-  local max_context = limits:get("max_context_tokens")
-  if max_context and prompt + (answer or 0) > max_context then
+  local prompt = math.ceil((#text - data) / limits.bytes_per_token)
+  if limits.max_context_tokens and prompt + (answer or 0) > limits.max_context_tokens then
     return refuse(handle, "400", "context_length_exceeded", string.format(
       "This request is estimated at %.0f tokens of prompt and asks for %.0f more; this gateway allows %.0f.",
-      prompt, answer or 0, max_context))
+      prompt, answer or 0, limits.max_context_tokens))
   end
-  local answer_member = limits:get("answer_member")
-  if answer_member and not answer then
-    local member = string.format('%s"%s":%.0f}', has_members and "," or "", answer_member, max_answer)
+  if limits.answer_member and not answer then
+    local member = string.format('%s"%s":%.0f}', has_members and "," or "", limits.answer_member, limits.max_output_tokens)
     local length = body:setBytes(text:sub(1, brace - 1) .. member)
     handle:headers():replace("content-length", tostring(length))
   end
-  local long_tokens = limits:get("long_tokens")
-  if long_tokens and prompt > long_tokens then
-    handle:headers():replace(limits:get("lane_header"), limits:get("lane"))
+  if limits.long_tokens and prompt > limits.long_tokens then
+    handle:headers():replace(limits.lane_header, limits.lane)
     handle:clearRouteCache()
   end
 end
