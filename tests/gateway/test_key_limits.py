@@ -200,6 +200,22 @@ async def test_keys_that_come_and_go_do_not_disturb_the_count(
     await streams.finish()
 
 
+async def test_a_new_intent_does_not_renew_what_a_key_has_used_up(
+    limited: StartLimited, blue: EngineDouble, secret: Mount
+) -> None:
+    limits = {"concurrent_per_key": 2, "requests_per_minute_per_key": 3}
+    pod = await limited(**limits)
+    streams = Streams(pod, blue)
+    await streams.start("alice", 2)
+
+    pod.api.put(wanted(2, secret, blue, **limits))
+    await pod.ack(2)
+
+    assert await streams.refused("alice", 1) == {TOO_MANY: 1}  # and that was the third in this minute
+    assert await streams.refused("alice", 1) == {(429, BUSY, "requests_per_minute_exceeded"): 1}
+    await streams.finish()
+
+
 async def test_a_key_that_used_up_its_tokens_waits_from_the_next_request_on(
     limited: StartLimited, blue: EngineDouble
 ) -> None:

@@ -103,7 +103,7 @@ class Accounting:
             self._news.clear()
             moment = time.time()
             self._quotas = self._quotas.settled(moment)
-            await self._write(QUOTA, delivered(QUOTA, "quota", quota_filter(self._quotas.waiting(moment))))
+            await self._write(QUOTA, delivered(QUOTA, quota_filter(self._quotas.waiting(moment))))
             if moment - saved >= SAVE_SECONDS:
                 saved = moment
                 await self._write(ACCOUNTS, _text(self._quotas))

@@ -20,7 +20,6 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from moe_operator.api.intent import Intent, Keys
 from moe_operator.gateway import mount
 from moe_operator.gateway.discovered import CONCURRENCY, KEYS, PASS, QUOTA, RATE, delivered
-from moe_operator.gateway.files import NO_INTENT
 from moe_operator.gateway.key_filter import key_filter
 from moe_operator.gateway.key_limits import concurrency_filter, rate_filter
 from moe_operator.gateway.keys import Keyring, keyring
@@ -45,14 +44,13 @@ class KeysState:
 
 def admission_files(intent: Intent | None, keys: Keyring, slots: Mapping[str, int]) -> dict[str, str]:
     """File name → text, of every filter that depends on keys but the list of those that must wait."""
-    prefix = NO_INTENT if intent is None else str(intent.generation)
     wanted = intent or Intent(generation=0, model="")
     counted = slots if wanted.limits.concurrent_per_key else None
     asked_for = keys if intent is None or intent.keys else None
     return {
-        KEYS: delivered(KEYS, prefix, key_filter(asked_for, counted)),
-        RATE: delivered(RATE, prefix, rate_filter(wanted)),
-        CONCURRENCY: delivered(CONCURRENCY, prefix, concurrency_filter(wanted, capacity(slots))),
+        KEYS: delivered(KEYS, key_filter(asked_for, counted)),
+        RATE: delivered(RATE, rate_filter(wanted)),
+        CONCURRENCY: delivered(CONCURRENCY, concurrency_filter(wanted, capacity(slots))),
     }
 
 
@@ -68,7 +66,7 @@ class Admission:
 
     def prepare(self, intent: Intent | None) -> None:
         """Write every file, also those that others keep later on; OSError when that fails."""
-        self._store.put({QUOTA: self._store.read(QUOTA) or delivered(QUOTA, NO_INTENT, PASS)})
+        self._store.put({QUOTA: self._store.read(QUOTA) or delivered(QUOTA, PASS)})
         self._write(intent)
 
     async def adopt(self, intent: Intent) -> None:
