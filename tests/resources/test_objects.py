@@ -93,6 +93,7 @@ EVERYTHING: Obj = {
     "gateway": {
         "replicas": 3,
         "auth": {"secretRef": {"name": "api-keys"}},
+        "otlp": {"endpoint": "collector.tracing:4317"},
         "tls": {"secretRef": {"name": "certificate"}, "clientCaRef": {"name": "clients"}},
         "service": {"type": "LoadBalancer", "port": 443, "annotations": {"lb": "internal"}},
     },

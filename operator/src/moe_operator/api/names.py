@@ -43,6 +43,7 @@ ANNOTATION_APPLIED = f"{GROUP}/applied"  # digest of what the operator applied l
 ANNOTATION_RETRY = f"{GROUP}/retry"
 ANNOTATION_ROUTE_GENERATION = f"{GROUP}/generation"  # of the intent that an HTTPRoute stands for
 ANNOTATION_ROUTE_SINCE = f"{GROUP}/weights-since"  # when an HTTPRoute got its present weights
+ANNOTATION_OTLP = f"{GROUP}/otlp"  # on gateway pods: where their traces go
 ANNOTATION_REFRESH_KEYS = f"{GROUP}/refresh-keys"  # on the deployment; repeated on its gateway pods
 COMMANDS = ("promote", "abort", "pause", "rollback-to", "retry")
 

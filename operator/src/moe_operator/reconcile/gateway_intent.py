@@ -31,7 +31,7 @@ from moe_operator.reconcile.gateway_acks import mounts_keys, serving_pods
 from moe_operator.reconcile.return_time import retry_after_seconds
 from moe_operator.reconcile.serve import served_name
 from moe_operator.reconcile.snapshot import Snapshot
-from moe_operator.resources.gateway_deployment import from_working_directory
+from moe_operator.resources.gateway_deployment import seen_from_xds
 from moe_operator.rollout.groups import Group
 from moe_operator.rollout.retire import Leave
 
@@ -159,11 +159,11 @@ def _keys(snapshot: Snapshot, draft: Draft, gateway: Gateway) -> Keys | None:
     open_now = draft.intent is not None and draft.intent.keys is None
     if gateway.auth is None or (open_now and not all(map(mounts_keys, serving_pods(snapshot)))):
         return None
-    return Keys(directory=from_working_directory(PATH_KEYS))
+    return Keys(directory=seen_from_xds(PATH_KEYS), forward=gateway.auth.forward_authorization)
 
 
 def _tls(gateway: Gateway) -> Tls | None:
     if gateway.tls is None:
         return None
-    authority = from_working_directory(PATH_CLIENT_CA) if gateway.tls.client_ca_ref else ""
-    return Tls(directory=from_working_directory(PATH_TLS), client_ca_directory=authority)
+    authority = seen_from_xds(PATH_CLIENT_CA) if gateway.tls.client_ca_ref else ""
+    return Tls(directory=seen_from_xds(PATH_TLS), client_ca_directory=authority)

@@ -6,8 +6,7 @@ pod that asks the agent on loopback; nothing on the network can take a gateway o
 
 What a missing Secret does is part of the contract. API keys are an optional mount: a pod without them starts
 and lets nobody in, so switching keys on can only close doors, and deleting the Secret closes them all.
-Certificates are a required mount: a pod that cannot speak HTTPS does not replace one that serves. An intent
-names these mounts as the containers see them from their working directory.
+Certificates are a required mount: a pod that cannot speak HTTPS does not replace one that serves.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Any
 
 from moe_operator.api.intent import INTENT_KEY
 from moe_operator.api.names import (
+    ANNOTATION_OTLP,
     COMPONENT_GATEWAY,
     PATH_CLIENT_CA,
     PATH_INTENT,
@@ -53,8 +53,8 @@ XDS_MOUNT: Obj = {"name": "xds", "mountPath": PATH_XDS}
 INTENT_MOUNT: Obj = {"name": "intent", "mountPath": PATH_INTENT, "readOnly": True}
 
 
-def from_working_directory(mount: str) -> str:
-    """The path of a mount for an intent, which has no root: a sandbox keeps a pod's files elsewhere."""
+def seen_from_xds(mount: str) -> str:
+    """A mount as an intent names it, from the directory of Envoy's files: a sandbox has no root."""
     return relpath(mount, PATH_XDS)
 
 
@@ -62,7 +62,7 @@ def gateway_deployment(owner: Owner, spec: MoESpec, policy: OperatorPolicy) -> O
     """Build the Deployment."""
     name, secrets = gateway_name(owner.name), _secrets(spec)
     mounts = [{"name": volume["name"], "mountPath": path, "readOnly": True} for volume, path in secrets]
-    annotations = {"kubectl.kubernetes.io/default-container": "envoy"}
+    annotations = {"kubectl.kubernetes.io/default-container": "envoy", **_born_with(spec)}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -98,6 +98,11 @@ def gateway_deployment(owner: Owner, spec: MoESpec, policy: OperatorPolicy) -> O
     }
 
 
+def _born_with(spec: MoESpec) -> dict[str, str]:
+    """What a pod takes from its first intent and keeps, beyond its mounts: a change needs new pods."""
+    return {ANNOTATION_OTLP: spec.gateway.otlp.endpoint} if spec.gateway.otlp else {}
+
+
 def _secrets(spec: MoESpec) -> list[tuple[Obj, str]]:
     """Volumes of Secrets, each with the path where it is mounted."""
     auth, tls = spec.gateway.auth, spec.gateway.tls
@@ -119,7 +124,6 @@ def _bootstrap(policy: OperatorPolicy, mounts: list[Obj]) -> Obj:
         "image": policy.images.operator,
         "command": ["moe-gateway-agent"],
         "args": ["init", "--xds", PATH_XDS, "--intent", INTENT_FILE, "--listen", LISTEN, "--admin", ADMIN],
-        "workingDir": PATH_XDS,
         "securityContext": RESTRICTED_CONTAINER,
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
         "volumeMounts": [XDS_MOUNT, INTENT_MOUNT, *mounts],
@@ -150,10 +154,10 @@ def _envoy(policy: OperatorPolicy, mounts: list[Obj]) -> Obj:
             "failureThreshold": 6,
             "terminationGracePeriodSeconds": STUCK_GRACE_SECONDS,
         },
-        "workingDir": PATH_XDS,
         "securityContext": RESTRICTED_CONTAINER,
         "resources": {"requests": {"cpu": "500m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
-        "volumeMounts": [XDS_MOUNT, *mounts],
+        # keys reach Envoy as sums only, in the files that the agent writes
+        "volumeMounts": [XDS_MOUNT, *(mount for mount in mounts if mount["name"] != KEYS_VOLUME)],
     }  # fmt: skip
 
 
@@ -186,7 +190,6 @@ def _agent(owner: Owner, policy: OperatorPolicy, mounts: list[Obj]) -> Obj:
             "terminationGracePeriodSeconds": STUCK_GRACE_SECONDS,
         },
         "lifecycle": {"preStop": {"exec": {"command": ["moe-gateway-agent", "drain", "--agent", OWN]}}},
-        "workingDir": PATH_XDS,
         "securityContext": RESTRICTED_CONTAINER,
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
         "volumeMounts": [XDS_MOUNT, INTENT_MOUNT, *mounts],
