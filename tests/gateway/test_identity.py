@@ -160,6 +160,18 @@ async def test_an_engine_sees_neither_the_key_nor_what_a_client_claims_to_be(
     assert pod.access_log()[-1]["key_id"] == "bob"
 
 
+async def test_an_engine_with_keys_of_its_own_may_see_the_clients(
+    engine: StartEngine, serving: StartPod, secret: Mount
+) -> None:
+    blue = await engine("blue")
+    keys = Keys(directory=str(secret.directory), forward=True)
+    pod = await serving(intent(1, colour("b", 100, blue.address), keys=keys))
+    await pod.healthy(blue.address)
+
+    assert await status_of(pod, ALICE) == 200
+    assert f"authorization: bearer {ALICE}" in blue.heads[-1]
+
+
 async def logged(pod: Pod, lines: int) -> bool:
     return len(pod.access_log()) >= lines
 

@@ -92,6 +92,7 @@ class Keys(_Wire):
     """Clients must show an API key; ``directory`` is where the kubelet mounts the Secret."""
 
     directory: str
+    forward: bool = False  # engines get to see the client's key, too
 
 
 class Tls(_Wire):
@@ -149,3 +150,4 @@ class Ack(_Wire):
     rejected: str = ""  # Envoy's own words for the update it refused
     hosts: list[HostState] = Field(default_factory=list)
     envoy_live: bool = True
+    keys: int | None = None  # key values that open this gateway; None = the intent asks for none

@@ -29,6 +29,7 @@ from moe_operator.api.spec_serving import (
     External,
     Gates,
     Gateway,
+    GatewayAuth,
     GatewayService,
     GatewayTimeouts,
     GatewayTls,
@@ -44,7 +45,6 @@ from moe_operator.api.spec_serving import (
     Queue,
     Rollout,
     ScheduleEntry,
-    SecretReference,
     SmokeGate,
 )
 from moe_operator.api.spec_workload import (
@@ -83,6 +83,7 @@ __all__ = [
     "FieldError",
     "Gates",
     "Gateway",
+    "GatewayAuth",
     "GatewayService",
     "GatewayTimeouts",
     "GatewayTls",
@@ -114,7 +115,6 @@ __all__ = [
     "Restart",
     "Rollout",
     "ScheduleEntry",
-    "SecretReference",
     "SmokeGate",
     "SpecError",
     "Speculative",

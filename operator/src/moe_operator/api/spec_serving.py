@@ -58,11 +58,13 @@ class GatewayService(ApiModel):
     """Annotations of the Service, for cloud load balancers."""
 
 
-class SecretReference(ApiModel):
-    """A Secret that the kubelet mounts into the gateway pods."""
+class GatewayAuth(ApiModel):
+    """API keys."""
 
     secret_ref: LocalReference
-    """The Secret, in this namespace."""
+    """Secret that maps key ids to SHA-256 sums of API keys, in this namespace."""
+    forward_authorization: bool = False
+    """Send a client's key on to the engine, which gets to see no key otherwise."""
 
 
 class GatewayTls(ApiModel):
@@ -225,9 +227,8 @@ class Gateway(ApiModel):
     """The stable Service in front of them."""
     tls: GatewayTls | None = None
     """HTTPS. Default: plain HTTP inside the cluster."""
-    auth: SecretReference | None = None
-    """Secret that maps key ids to SHA-256 sums of API keys. Default: open inside the cluster, said in a
-    condition."""
+    auth: GatewayAuth | None = None
+    """API keys that clients must show. Default: open inside the cluster, said in a condition."""
     limits: Limits = Limits()
     """Limits per key and request."""
     queue: Queue = Queue()

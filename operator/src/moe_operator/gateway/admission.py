@@ -47,8 +47,9 @@ def admission_files(intent: Intent | None, keys: Keyring, slots: Mapping[str, in
     wanted = intent or Intent(generation=0, model="")
     counted = slots if wanted.limits.concurrent_per_key else None
     asked_for = keys if intent is None or intent.keys else None
+    forward = bool(wanted.keys and wanted.keys.forward)
     return {
-        KEYS: delivered(KEYS, key_filter(asked_for, counted)),
+        KEYS: delivered(KEYS, key_filter(asked_for, counted, forward=forward)),
         RATE: delivered(RATE, rate_filter(wanted)),
         CONCURRENCY: delivered(CONCURRENCY, concurrency_filter(wanted, capacity(slots))),
     }
@@ -73,6 +74,10 @@ class Admission:
         """Go by ``intent`` from now on; OSError when the files cannot be written."""
         async with self._lock:
             await asyncio.to_thread(self._write, intent)
+
+    def keys(self) -> int | None:
+        """Key values that open the gateway; None while none is asked for."""
+        return self.state.values if self.state.required else None
 
     def metrics(self) -> Iterator[Metric]:
         """What is known about the keys."""
