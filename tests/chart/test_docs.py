@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
-from moe_operator.api.policy import CacheClass, OperatorPolicy
+from moe_operator.api.policy import CacheClass, Images, NetworkPolicies, OperatorPolicy
 
 from e2e.chart import render
+from e2e.chart.generate import FILLED_IN
 from e2e.images.recipes import RECIPES
 
 PAGE = (render.REPOSITORY / "docs" / "install.md").read_text(encoding="utf-8")
@@ -20,10 +21,11 @@ def first_cells(heading: str) -> list[str]:
 
 def test_every_key_of_the_policy_is_explained() -> None:
     keys = {cell.strip("`").split(".")[0] for cell in first_cells("The policy is the admin's")}
-    fields = {f.alias for f in OperatorPolicy.model_fields.values()} - {"images"}
-    assert keys == fields
+    assert keys == {f.alias for f in OperatorPolicy.model_fields.values()}
     explained = {cell.strip("`").split(".")[-1] for cell in first_cells("The policy is the admin's")}
-    assert {f.alias for f in CacheClass.model_fields.values()} <= explained
+    for model in (CacheClass, Images, NetworkPolicies):
+        members = {f.alias for f in model.model_fields.values()} - set(FILLED_IN.get(model.__name__, ()))
+        assert members <= explained
 
 
 def test_every_image_is_explained() -> None:

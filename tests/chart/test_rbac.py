@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from moe_operator.api import names
 from moe_operator.runtime.kopf_app import WATCHED_CHILDREN
-from moe_operator.runtime.kube import KINDS, LEASE, MOE_DEPLOYMENT, NODE, Kind, kind_of
+from moe_operator.runtime.kube import HTTP_ROUTE, KINDS, LEASE, MOE_DEPLOYMENT, NODE, Kind, kind_of
 from moe_operator.runtime.lease import LeaderLease
 from moe_operator.sandbox.api import MemoryApi, MemoryKube
 
 from e2e.chart import render
+from tests.simulator import gateway_api
 from tests.simulator.scenes import DSV31, fresh_world
 from tests.simulator.world import World, moe_deployment
 
@@ -81,12 +82,13 @@ def rules(objects: Iterable[Obj], kind: str, name: str, namespace: str | None = 
 
 
 async def a_whole_life(world: World) -> None:
-    """Made before its Secret is, changed more often than revisions are kept, and deleted."""
+    """Made before its Secret is, led through two gateways, changed often, and deleted."""
     credentials = {"name": "hf"}
     await world.apply(moe_deployment(model={"source": DSV31, "credentialsRef": credentials}))
     await world.until(lambda: world.condition("k3", "PlanAccepted").get("reason") == "ContainerConfigError")
     await world.secret("hf")
     await world.until(lambda: world.stable("k3"))
+    await to_another_gateway_and_back(world)
     for number in range(13):
         before = world.status("k3")["activeRevision"]
 
@@ -97,6 +99,17 @@ async def a_whole_life(world: World) -> None:
         await world.until(moved, seconds=5.0)
     await world.delete("k3")
     await world.until(lambda: not world.exists("k3"))
+
+
+async def to_another_gateway_and_back(world: World) -> None:
+    world.api.create(gateway_api.CRD)
+    world.neighbours.append(gateway_api.Controller(world.api).step)
+    external = {"httpRouteRef": {"name": "edge"}}
+    await world.edit("k3", lambda spec: spec.update(gateway={"external": external}))
+    await world.until(lambda: not world.gateway_pods())
+    await world.annotate("k3", names.ANNOTATION_REFRESH_KEYS, "1")
+    await world.edit("k3", lambda spec: spec.update(gateway={}))
+    await world.until(lambda: not world.api.list(HTTP_ROUTE).items and world.stable("k3"))
 
 
 async def a_lease_is_taken_and_given_back(api: MemoryApi) -> set[Grant]:
@@ -140,7 +153,7 @@ def asked(life: Recorder) -> set[Grant]:
     blocking = {
         (names.GROUP, f"{names.PLURAL}/finalizers", "update")
         for o in life.applied
-        for owner in o["metadata"]["ownerReferences"]
+        for owner in o["metadata"].get("ownerReferences", ())
         if owner["blockOwnerDeletion"]
     }
     return life.used | watches | handed_on | blocking

@@ -101,9 +101,11 @@ def test_the_crd_can_be_left_out_and_can_be_let_go() -> None:
 
 
 def test_the_policy_is_what_the_operator_reads_without_one() -> None:
-    """The chart's defaults are the operator's, but for the images, which the chart knows better."""
-    policy = policy_of(RENDERED["defaults"])
-    assert policy.model_copy(update={"images": OperatorPolicy().images}) == OperatorPolicy()
+    """The chart's defaults are the operator's, but for its images and its own pods, which it knows better."""
+    policy, plain = policy_of(RENDERED["defaults"]), OperatorPolicy()
+    chart_knows = {"images": plain.images, "network_policies": plain.network_policies}
+    assert policy.model_copy(update=chart_knows) == plain
+
     version = render.chart_yaml()["appVersion"]
     assert (
         policy.images.operator
@@ -111,6 +113,15 @@ def test_the_policy_is_what_the_operator_reads_without_one() -> None:
         == operator_container(RENDERED["defaults"])["image"]
     )
     assert policy.images.envoy == f"moe-operator-envoy:{version}"
+
+
+def test_deployments_let_in_exactly_this_operator() -> None:
+    for objects in RENDERED.values():
+        rules = policy_of(objects).network_policies
+        pod = next(o for o in objects if o["kind"] == "Deployment")
+        labels = pod["spec"]["template"]["metadata"]["labels"]
+        assert rules.operator_namespace == pod["metadata"]["namespace"]
+        assert rules.operator_labels and rules.operator_labels.items() <= labels.items()
 
 
 def test_the_chart_and_the_operator_have_one_version() -> None:

@@ -17,7 +17,8 @@ REFUSED: dict[str, tuple[Obj, str]] = {
     "unknown key": ({"replicaCount": 2}, "replicaCount"),
     "unknown key in a section": ({"metrics": {"serviceMonitors": {}}}, "serviceMonitors"),
     "unknown key of the policy": ({"policy": {"allowedImages": []}}, "allowedImages"),
-    "images are not the policy's": ({"policy": {"images": {"operator": "x"}}}, "images"),
+    "images are not the policy's": ({"policy": {"images": {"operator": "x"}}}, "operator"),
+    "nor is who the operator is": ({"policy": {"networkPolicies": {"operatorNamespace": "x"}}}, "operatorN"),
     "unknown key of a cache class": (
         {"policy": {"cacheClasses": {"nvme": {"root": "/x", "path": "/y"}}}},
         "path",

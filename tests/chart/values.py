@@ -50,6 +50,11 @@ MATRIX: dict[str, dict[str, Any]] = {
         "policy": {
             "cacheClasses": {"raid": {"root": "/mnt/raid/moe", "reserveBytes": 107_374_182_400}},
             "allowedImagePrefixes": ["registry.example:5000/"],
+            "images": {"pullSecrets": ["mirror"]},
+            "networkPolicies": {
+                "metricsFrom": [{"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}],
+                "externalGatewaysFrom": [{"namespaceSelector": {}}],
+            },
             "presets": {
                 "rack": {
                     "product": "NVIDIA-GB200",

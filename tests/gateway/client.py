@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from dataclasses import dataclass, field
 from typing import Any
 
 CHAT = "/v1/chat/completions"
-DEADLINE = 30.0
+DEADLINE = 120.0
 
 
 @dataclass(frozen=True)
@@ -33,17 +34,27 @@ class Client:
 
     host: str
     port: int = 8080
+    tls: ssl.SSLContext | None = None
+    name: str | None = None  # of the server, in its certificate
+    peer: str = ""  # whose certificate the server showed
     _pair: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = field(default=None)
 
     async def get(self, path: str, **headers: str) -> Answer:
         return await self._ask("GET", path, b"", headers)
 
+    async def delete(self, path: str) -> Answer:
+        return await self._ask("DELETE", path, b"", {})
+
     async def post(self, path: str) -> Answer:
         return await self._ask("POST", path, b"", {})
 
-    async def chat(self, *, stream: bool = False) -> Answer:
-        body = json.dumps({"model": "kimi", "messages": [], "stream": stream}).encode()
-        return await self._ask("POST", CHAT, body, {"content-type": "application/json"})
+    async def chat(self, prompt: str = "", *, stream: bool = False, **headers: str) -> Answer:
+        messages = [{"role": "user", "content": prompt}] if prompt else []
+        body = json.dumps({"model": "kimi", "messages": messages, "stream": stream}).encode()
+        return await self._ask("POST", CHAT, body, {"content-type": "application/json", **headers})
+
+    async def send(self, path: str, body: bytes, **headers: str) -> Answer:
+        return await self._ask("POST", path, body, {"content-type": "application/json", **headers})
 
     def close(self) -> None:
         if self._pair:
@@ -52,7 +63,10 @@ class Client:
 
     async def _ask(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> Answer:
         if self._pair is None:
-            self._pair = await asyncio.open_connection(self.host, self.port)
+            self._pair = await asyncio.open_connection(
+                self.host, self.port, ssl=self.tls, server_hostname=self.name
+            )
+            self.peer = _subject(self._pair[1])
         reader, writer = self._pair
         lines = [f"{method} {path} HTTP/1.1", f"host: {self.host}", f"content-length: {len(body)}"]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
@@ -66,6 +80,11 @@ class Client:
         if answer.headers.get("connection") == "close":
             self.close()
         return answer
+
+
+def _subject(writer: asyncio.StreamWriter) -> str:
+    certificate = writer.get_extra_info("peercert") or {}
+    return "".join(value for name in certificate.get("subject", ()) for _, value in name)
 
 
 async def _read(reader: asyncio.StreamReader) -> Answer:

@@ -19,6 +19,8 @@ class EngineDouble:
     healthy: bool = True
     chunk_seconds: float = 0.0
     hold: asyncio.Event | None = None  # streams wait for it before their last chunk
+    usage: dict[str, int] | None = None  # what every answer says it took
+    heads: list[str] = field(default_factory=list)  # of the requests, in lower case
     requests: int = 0
     active: int = 0
     left: asyncio.Event = field(default_factory=asyncio.Event)  # a client gave up a held stream
@@ -51,7 +53,7 @@ class EngineDouble:
             writer.close()
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
         path = head.split(" ")[1]
         length = next((int(li[15:]) for li in head.split("\r\n") if li.startswith("content-length:")), 0)
         body = await reader.readexactly(length)
@@ -59,13 +61,22 @@ class EngineDouble:
             _answer(writer, 200 if self.healthy else 503, {})
             await writer.drain()
             return True
+        self.heads.append(head)
+        try:
+            asked = json.loads(body or b"{}")
+        except ValueError:
+            _answer(writer, 400, {"error": {"message": "not JSON", "type": "x", "param": None, "code": 400}})
+            await writer.drain()
+            return True
         self.requests += 1
         self.active += 1
         try:
-            if json.loads(body or b"{}").get("stream"):
+            if asked.get("stream"):
                 await self._stream(reader, writer)
             else:
-                _answer(writer, 200, {"model": self.name, "object": "list", "data": [{"id": self.name}]})
+                usage = {"usage": self.usage} if self.usage else {}
+                answer = {"model": self.name, "object": "list", "data": [{"id": self.name}], **usage}
+                _answer(writer, 200, answer)
                 await writer.drain()
         finally:
             self.active -= 1
@@ -79,6 +90,8 @@ class EngineDouble:
                 await self._held(self.hold, reader)
             chunk = {"model": self.name, "choices": [{"index": 0, "delta": {"content": f"{number} "}}]}
             await self._event(writer, json.dumps(chunk))
+        if self.usage:
+            await self._event(writer, json.dumps({"model": self.name, "choices": [], "usage": self.usage}))
         await self._event(writer, "[DONE]")
         writer.write(b"0\r\n\r\n")
         await writer.drain()

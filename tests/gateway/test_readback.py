@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 from moe_operator.api.intent import HostState
 from moe_operator.gateway import readback
+from moe_operator.gateway.files import CDS, EDS, EDS_PREVIEW, RDS
 from moe_operator.gateway.readback import Reading, Subscriptions
-from moe_operator.gateway.render import CDS, EDS, RDS
 
 STATS = """\
 cluster.all.version_text: "7-73edaf3bf60f"
+cluster.preview.version_text: "8-1a2b3c4d5e6f"
 cluster_manager.cds.version_text: "8-f113e3c22602"
 http.ingress.rds.gateway.version_text: "8-a1b7b8cc226f"
 cluster.all.update_rejected: 1
+cluster.preview.update_rejected: 0
 cluster_manager.cds.update_rejected: 0
 http.ingress.rds.gateway.update_rejected: 0
 """
@@ -29,11 +31,26 @@ CLUSTERS = {
                     "locality": {"zone": "5c9f1e77"},
                 },
                 {
+                    "address": {"socket_address": {"address": "127.0.0.1", "port_value": 9903}},
+                    "priority": 1,
+                    "locality": {"zone": "waiting-room"},
+                },
+                {
                     "address": {"socket_address": {"address": "fd00::7", "port_value": 8000}},
                     "stats": [{"type": "GAUGE", "name": "rq_active", "value": "3"}],
                     "health_status": {"eds_health_status": "HEALTHY", "failed_active_health_check": True},
                     "locality": {"zone": "00c0ffee"},
                 },
+            ],
+        },
+        {
+            "name": "long",
+            "host_statuses": [
+                {
+                    "address": {"socket_address": {"address": "10.0.1.7", "port_value": 8000}},
+                    "stats": [{"type": "GAUGE", "name": "rq_active", "value": "2"}],
+                    "locality": {"zone": "5c9f1e77"},
+                }
             ],
         },
     ]
@@ -46,6 +63,7 @@ ENDPOINTS = {
                 "endpoints": [
                     {"locality": {"zone": "5c9f1e77"}, "load_balancing_weight": 90},
                     {"locality": {"zone": "00c0ffee"}},
+                    {"locality": {"zone": "waiting-room"}, "priority": 1, "load_balancing_weight": 1},
                 ],
             }
         },
@@ -57,8 +75,13 @@ ENDPOINTS = {
 def test_the_generation_that_runs_is_the_oldest_of_the_files() -> None:
     seen = readback.subscriptions(STATS)
     assert seen == Subscriptions(
-        versions={EDS: "7-73edaf3bf60f", CDS: "8-f113e3c22602", RDS: "8-a1b7b8cc226f"},
-        refusals={EDS: 1, CDS: 0, RDS: 0},
+        versions={
+            EDS: "7-73edaf3bf60f",
+            EDS_PREVIEW: "8-1a2b3c4d5e6f",
+            CDS: "8-f113e3c22602",
+            RDS: "8-a1b7b8cc226f",
+        },
+        refusals={EDS: 1, EDS_PREVIEW: 0, CDS: 0, RDS: 0},
     )
     assert seen.generation == 7
     assert seen.refused_since({}) == (EDS,)
@@ -70,12 +93,14 @@ def test_nothing_runs_where_nothing_was_loaded(text: str) -> None:
     assert readback.subscriptions(text).generation == -1
 
 
-def test_an_acknowledgement_joins_health_weight_and_load() -> None:
+def test_an_acknowledgement_joins_health_weight_and_load_of_all_pools() -> None:
     hosts, weights = readback.hosts(CLUSTERS), readback.weights(ENDPOINTS)
     ack = readback.ack(Reading(True, readback.subscriptions(STATS), hosts, weights), 8, "why")
 
     assert ack.hosts == [
-        HostState(address="10.0.1.7", port=8000, revision="5c9f1e77", healthy=True, weight=90),
+        HostState(
+            address="10.0.1.7", port=8000, revision="5c9f1e77", healthy=True, weight=90, active_requests=2
+        ),
         HostState(
             address="fd00::7", port=8000, revision="00c0ffee", healthy=False, weight=0, active_requests=3
         ),

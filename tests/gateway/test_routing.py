@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from tests.gateway.client import Answer, Client
+from tests.gateway.client import Answer
 from tests.gateway.conftest import StartEngine, StartPod
+from tests.gateway.load import Load
 from tests.gateway.pod import Pod, colour, intent, until
 
 FLIPS = 10
@@ -115,46 +116,6 @@ async def test_flipping_all_traffic_back_and_forth_fails_no_request_and_breaks_n
     assert "listener_manager.listener_modified: 0" in stats
 
 
-class Load:
-    """Clients that keep asking until told to stop; anything but a whole answer is a failure."""
-
-    def __init__(self, pod: Pod) -> None:
-        self.pod = pod
-        self.sent = self.streamed = 0
-        self.failures: list[object] = []
-        self.stop = False
-
-    async def requests(self) -> None:
-        client = self.pod.client()
-        while not self.stop:
-            answer = await self._try(client, stream=False)
-            if answer and answer.status != 200:
-                self.failures.append(answer)
-
-    async def streams(self) -> None:
-        client = self.pod.client()
-        while not self.stop:
-            answer = await self._try(client, stream=True)
-            self.streamed += 1
-            if answer and not answer.complete:
-                self.failures.append(answer)
-
-    async def sent_at_least(self, number: int) -> None:
-        async def so() -> bool:
-            return self.sent >= number
-
-        await until(so)
-
-    async def _try(self, client: Client, *, stream: bool) -> Answer | None:
-        try:
-            return await client.chat(stream=stream)
-        except (ConnectionError, asyncio.IncompleteReadError) as error:
-            self.failures.append(error)
-            return None
-        finally:
-            self.sent += 1
-
-
 async def test_an_endpoint_that_joins_is_acknowledged_once_healthy_and_one_that_leaves_gets_nothing(
     engine: StartEngine, serving: StartPod
 ) -> None:
@@ -232,23 +193,6 @@ async def test_without_engines_clients_are_told_when_to_come_back(serving: Start
         None,
     )
     assert isinstance(error["message"], str)
-
-
-async def test_only_allowed_paths_reach_an_engine(engine: StartEngine, serving: StartPod) -> None:
-    blue = await engine("blue")
-    pod = await serving(intent(1, colour("b", 100, blue.address)))
-    await pod.healthy(blue.address)
-    client = pod.client()
-
-    assert (await client.get("/v1/models?limit=1")).status == 200
-    assert (await client.get("/lora/a")).status == 200
-    reached = blue.requests
-    for path in ("/metrics", "/v1/models/x", "/v1/modelsx", "/lora", "/shutdown", "/v1/models/../../metrics"):
-        answer = await client.get(path)
-        assert (answer.status, answer.json["error"]["code"]) == (404, "path_not_allowed"), path
-    escaped = await client.get("/lora/%2e%2e%2fmetrics")
-    assert (escaped.status, escaped.json["error"]["type"]) == (400, "gateway_error")
-    assert blue.requests == reached
 
 
 async def test_the_access_log_tells_who_served_and_holds_no_prompt_and_no_key(

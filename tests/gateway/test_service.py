@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from moe_operator.api.intent import Intent
+from moe_operator.gateway.address import Address
 from moe_operator.gateway.admin import Admin
 from moe_operator.gateway.agent import Agent
 from moe_operator.gateway.drain import Drain
 from moe_operator.gateway.listen import listening
-from moe_operator.gateway.render import Address
 from moe_operator.gateway.service import Service
 from moe_operator.gateway.store import Store
 from moe_operator.gateway.watch import WatchState
@@ -45,12 +46,17 @@ async def test_metrics_are_per_colour_and_carry_envoys_own(engine: StartEngine, 
         assert expected in lines
 
 
+async def _nothing_else(_: Intent) -> None:
+    """Nothing else has to be in force before routes are."""
+
+
 @pytest.fixture
 async def agent_address(tmp_path: Path) -> AsyncIterator[tuple[str, int]]:
     """An agent whose Envoy never came."""
     address = loopback()
     async with Admin(Address(address, 9901)) as admin:
-        service = Service(Agent(Store(tmp_path), admin, None), admin, Drain(admin), WatchState())
+        agent = Agent(Store(tmp_path), admin, None, Address(address, 9903), _nothing_else)
+        service = Service(agent, admin, Drain(admin), WatchState())
         async with listening(Address(address, 9902), service.handle):
             yield address, 9902
 
@@ -59,7 +65,7 @@ async def agent_address(tmp_path: Path) -> AsyncIterator[tuple[str, int]]:
     ("request_text", "status"),
     [
         ("GET /nope HTTP/1.1\r\n\r\n", 404),
-        ("DELETE /drain HTTP/1.1\r\n\r\n", 404),
+        ("POST /drain HTTP/1.1\r\n\r\n", 404),
         ("GET /ack?wait_generation=x HTTP/1.1\r\n\r\n", 400),
         ("hello\r\n\r\n", 400),
         ("GET http://x/ack HTTP/1.1\r\n\r\n", 400),
@@ -82,7 +88,8 @@ async def test_odd_requests(agent_address: tuple[str, int], request_text: str, s
 async def test_leaving_the_server_ends_a_wait_that_is_still_open(tmp_path: Path) -> None:
     address = loopback()
     async with Admin(Address(address, 9901)) as admin:
-        service = Service(Agent(Store(tmp_path), admin, None), admin, Drain(admin), WatchState())
+        agent = Agent(Store(tmp_path), admin, None, Address(address, 9903), _nothing_else)
+        service = Service(agent, admin, Drain(admin), WatchState())
         async with listening(Address(address, 9902), service.handle):
             reader, writer = await asyncio.open_connection(address, 9902)
             writer.write(b"GET /ack?wait_generation=1&timeout=60 HTTP/1.1\r\n\r\n")

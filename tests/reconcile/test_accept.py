@@ -131,8 +131,7 @@ def test_what_is_not_forbidden_is_allowed(spec: Obj) -> None:
     [
         ({"model": {**MODEL, "manifestRef": {"name": "m"}}}, "spec.model.manifestRef"),
         ({"health": {"probeSeconds": 6}}, "spec.health.probeSeconds"),
-        ({"gateway": {"auth": {"secretRef": {"name": "keys"}}}}, "spec.gateway.auth"),
-        ({"gateway": {"tls": {"secretRef": {"name": "tls"}}}}, "spec.gateway.tls"),
+        ({"gateway": {"external": {"inferencePool": {"name": "pool"}}}}, "spec.gateway.external"),
         ({"rollout": {"paused": True}}, "spec.rollout.paused"),
         ({"rollout": {"strategy": "RollingReplica"}}, "spec.rollout.strategy RollingReplica"),
         ({"network": {"preflight": False}}, "spec.network.preflight"),

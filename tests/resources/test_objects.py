@@ -11,14 +11,15 @@ import click
 import pytest
 from moe_operator.api.intent import Colour, Endpoint, Intent
 from moe_operator.api.manifest import Manifest, ManifestFile
-from moe_operator.api.policy import CacheClass, Images, OperatorPolicy
-from moe_operator.api.spec import MoESpec
+from moe_operator.api.policy import CacheClass, Images, NetworkPolicies, OperatorPolicy
+from moe_operator.api.spec import HttpRouteRef, MoESpec
 from moe_operator.gateway.cli import main as moe_gateway_agent
 from moe_operator.planning.plan import Layout
 from moe_operator.resources.engine_pod import RankSeat, engine_pod
 from moe_operator.resources.gateway import gateway_objects, intent_config_map
 from moe_operator.resources.gc_job import gc_job
 from moe_operator.resources.group_service import group_service
+from moe_operator.resources.http_route import backend_service, http_route
 from moe_operator.resources.manifest_config_map import (
     KEY_COMPRESSED,
     KEY_PLAIN,
@@ -27,6 +28,7 @@ from moe_operator.resources.manifest_config_map import (
     manifest_key,
     manifest_of,
 )
+from moe_operator.resources.network_policy import deployment_policies, group_policy
 from moe_operator.resources.ownership import Owner
 from moe_operator.resources.peers import peers_config, peers_policy, seeder_pod
 from moe_operator.resources.resolver_job import resolver_job
@@ -37,6 +39,7 @@ from moe_operator.sandbox.api import MemoryApi
 from moe_operator.staging.cli import main as moestage
 
 from tests.golden import assert_golden
+from tests.simulator import gateway_api
 
 Obj = dict[str, Any]
 GOLDEN = Path(__file__).parent / "golden"
@@ -44,6 +47,9 @@ OWNER = Owner("k3", "team", "uid-of-k3")
 POLICY = OperatorPolicy(
     images=Images(operator="moe-operator:1", envoy="envoy:1"),
     cache_classes={"nvme": CacheClass(root="/mnt/nvme", reserve_bytes=1 << 40)},
+)
+POLICY_WITH_SECRETS = POLICY.model_copy(
+    update={"images": POLICY.images.model_copy(update={"pull_secrets": ["mirror"]})}
 )
 FILE = ManifestFile(path="model-00001-of-00001.safetensors", size=5, sha256="ab" * 32)
 MANIFEST = Manifest(source="hf://org/model@main", resolved="c0ffee", files=[FILE], config={"a": 1})
@@ -97,6 +103,9 @@ EVERYTHING: Obj = {
     "rollout": {"drainSeconds": 120},
     "gateway": {
         "replicas": 3,
+        "auth": {"secretRef": {"name": "api-keys"}},
+        "otlp": {"endpoint": "collector.tracing:4317"},
+        "tls": {"secretRef": {"name": "certificate"}, "clientCaRef": {"name": "clients"}},
         "service": {"type": "LoadBalancer", "port": 443, "annotations": {"lb": "internal"}},
     },
 }
@@ -130,6 +139,21 @@ INTENT = Intent(
     ],
 )
 GATEWAY = {o["kind"]: o for o in gateway_objects(OWNER, spec(PLAIN), POLICY)}
+FULL_GATEWAY = {o["kind"]: o for o in gateway_objects(OWNER, spec(EVERYTHING), POLICY_WITH_SECRETS)}
+PROMETHEUS: Obj = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+FENCE = NetworkPolicies(metrics_from=[PROMETHEUS], external_gateways_from=[{"podSelector": {}}])
+
+
+def policies(rules: NetworkPolicies, *, external: bool = False) -> dict[str, Obj]:
+    made = deployment_policies(OWNER, rules, external_gateway=external)
+    return {o["metadata"]["name"]: o for o in made}
+
+
+POLICIES = policies(NetworkPolicies())
+SINCE = "2026-11-30T08:00:00Z"
+EDGE: Obj = {"name": "edge", "namespace": "infra", "sectionName": "https", "hostnames": ["k3.example.com"]}
+BEHIND: Obj = {**PLAIN, "gateway": {"external": {"httpRouteRef": EDGE}, "allowedPaths": ["/v1/models"]}}
+BEHIND_ROUTE = HttpRouteRef.model_validate(EDGE)
 CACHE = POLICY.cache_classes["nvme"]
 
 
@@ -157,7 +181,16 @@ OBJECTS: dict[str, Obj] = {
     "gateway-role-binding": GATEWAY["RoleBinding"],
     "gateway-deployment": GATEWAY["Deployment"],
     "gateway-service": GATEWAY["Service"],
-    "gateway-service-with-everything": gateway_objects(OWNER, spec(EVERYTHING), POLICY)[-1],
+    "gateway-budget": GATEWAY["PodDisruptionBudget"],
+    "gateway-deployment-with-everything": FULL_GATEWAY["Deployment"],
+    "gateway-service-with-everything": FULL_GATEWAY["Service"],
+    "http-route": http_route(OWNER, spec(BEHIND), BEHIND_ROUTE, {"abcd1234": 90, "0123abcd": 10}, 7, SINCE),
+    "http-route-backend": backend_service(OWNER, "abcd1234"),
+    "network-policy-engine": POLICIES["k3-engine"],
+    "network-policy-stager": POLICIES["k3-stager"],
+    "network-policy-gateway": POLICIES["k3-gateway"],
+    "network-policy-engine-behind-anothers-gateway": policies(FENCE, external=True)["k3-engine"],
+    "network-policy-group": group_policy(OWNER, "abcd1234", 0),
     "gateway-intent": intent_config_map(OWNER, INTENT),
     "resolver-job": job(),
     "resolver-job-with-credentials": job(credentialsRef={"name": "hf"}, trustRemoteCode=True),
@@ -184,6 +217,7 @@ def test_the_object_is_this_one(name: str) -> None:
 def test_the_api_server_takes_it_and_applying_it_twice_changes_nothing(name: str) -> None:
     api = MemoryApi(auto_collect=False)  # the owner is only a name here
     api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}})
+    api.create(gateway_api.CRD)
     first = api.apply(OBJECTS[name], manager="moe-operator")
     again = api.apply(OBJECTS[name], manager="moe-operator")
     assert first["metadata"]["resourceVersion"] == again["metadata"]["resourceVersion"]

@@ -419,6 +419,26 @@ async def test_a_sidecar_starts_first_and_ends_last(sandbox: Sandbox) -> None:
     await until(lambda: order.read_text() == "side\nmain\nend\n", "the order of their lives")
 
 
+async def test_a_sidecar_of_a_deleted_pod_outlives_the_hook_of_its_container(sandbox: Sandbox) -> None:
+    shared = {"volumeMounts": [{"name": "w", "mountPath": "/w"}]}
+    waits = "while :; do sleep 0.05; done"
+    side = container(
+        "side", script=f"trap 'echo side >> /w/o; exit 0' TERM; {waits}", restartPolicy="Always", **shared
+    )
+    main = container(
+        "main",
+        script=f"trap 'echo main >> /w/o; exit 0' TERM; echo up; {waits}",
+        lifecycle={"preStop": {"exec": {"command": ["sh", "-c", "sleep 0.5; echo hook >> /w/o"]}}},
+        **shared,
+    )
+    volume = {"name": "w", "persistentVolumeClaim": {"claimName": "models"}}
+    await sandbox.kube.create(pod("sided", main, initContainers=[side], volumes=[volume]))
+    await until(lambda: sandbox.logs("sided", "main") == "up\n", "it runs")
+    await sandbox.kube.delete(POD, "default", "sided")
+    await gone(sandbox, "sided")
+    assert (sandbox.config.claims[MODELS] / "o").read_text() == "hook\nmain\nside\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_to_the_sandboxes_children_is_theirs(sandbox: Sandbox, number: int) -> None:
     calm = container(script="trap 'exit 5' TERM INT; echo up; while :; do sleep 0.05; done")

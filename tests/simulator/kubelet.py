@@ -217,7 +217,8 @@ class SimulatedKubelet:
 
     def _gateway(self, pod: Obj, age: float) -> None:
         if age >= GATEWAY_BOOT_SECONDS and self.gateway_boots:
-            self._write(pod, "Running", [running("envoy"), running("agent")], is_ready=True)
+            init = [ended("bootstrap", 0), running("envoy")]
+            self._write(pod, "Running", [running("agent")], init, is_ready=True)
         else:
             self._write(pod, "Pending", [])
 
@@ -249,8 +250,9 @@ class SimulatedKubelet:
     # What pods need
 
     def _missing_volume(self, pod: Obj) -> str:
-        secrets = (v["secret"]["secretName"] for v in pod["spec"].get("volumes") or () if "secret" in v)
-        return next((s for s in secrets if not self._has_secret(pod, s)), "")
+        secrets = (v["secret"] for v in pod["spec"].get("volumes") or () if "secret" in v)
+        needed = (s["secretName"] for s in secrets if not s.get("optional"))
+        return next((s for s in needed if not self._has_secret(pod, s)), "")
 
     def _missing_variable(self, pod: Obj) -> str:
         variables = pod["spec"]["containers"][0].get("env") or ()

@@ -9,7 +9,8 @@ from typing import Any
 from moe_operator.api.intent import INTENT_KEY, Ack, HostState, Intent
 from moe_operator.api.manifest import StageProgress
 from moe_operator.reconcile.snapshot import GatewayProbe, LeaderProbe, ResolverProbe
-from moe_operator.runtime.kube import CONFIG_MAP
+from moe_operator.runtime.kube import CONFIG_MAP, ApiError
+from pydantic import ValidationError
 
 from tests.simulator.kubelet import SimulatedKubelet, ready
 
@@ -23,6 +24,7 @@ class SimulatedProbes:
     kubelet: SimulatedKubelet
     applied: dict[str, Intent] = field(default_factory=dict)  # gateway pod uid → what its Envoy runs
     deaf: set[str] = field(default_factory=set)  # gateway pods that answer but follow no intent any more
+    refusing: dict[str, str] = field(default_factory=dict)  # gateway pod → its Envoy's words to any news
     running: dict[str, int] = field(
         default_factory=dict
     )  # engine pod → requests that every gateway has on it
@@ -53,7 +55,8 @@ class SimulatedProbes:
         served = self.kubelet.wrong_models.get(engine["image"], name)
         answers = completion_of == served and engine["image"] not in self.kubelet.mute
         text, error = ("hello", "") if answers else (None, "no answer within 20 s")
-        return LeaderProbe(healthy=True, served_models=(served,), completion=text, error=error, running=0)
+        running = self.running.get(pod["metadata"]["name"], 0)
+        return LeaderProbe(True, served_models=(served,), completion=text, error=error, running=running)
 
     async def gateway(self, pod: str, ip: str, *, wait_generation: int = -1) -> GatewayProbe:
         found = self._ready(ip)
@@ -62,7 +65,11 @@ class SimulatedProbes:
         intent = self._follow(found)
         if intent is None:
             return GatewayProbe(pod, Ack(generation=-1))
-        return GatewayProbe(pod, Ack(generation=intent.generation, hosts=list(self._hosts(pod, intent))))
+        words = self.refusing.get(pod, "")
+        hosts = list(self._hosts(pod, intent))
+        return GatewayProbe(
+            pod, Ack(generation=intent.generation, accepted=not words, rejected=words, hosts=hosts)
+        )
 
     def routed(self, gateway: Obj) -> set[str]:
         """Engine pods to which a gateway pod sends new requests now."""
@@ -76,14 +83,22 @@ class SimulatedProbes:
 
     def _follow(self, pod: Obj) -> Intent | None:
         meta = pod["metadata"]
-        if meta["name"] not in self.deaf:
-            volume = next(v for v in pod["spec"]["volumes"] if v["name"] == "intent")
-            config_map = self.kubelet.api.get(CONFIG_MAP, meta["namespace"], volume["configMap"]["name"])
-            fresh = Intent.model_validate_json(config_map["data"][INTENT_KEY])
-            before = self.applied.get(meta["uid"])
-            if before is None or fresh.generation > before.generation:
+        if meta["name"] not in self.deaf and meta["name"] not in self.refusing:
+            fresh, before = self._told(pod), self.applied.get(meta["uid"])
+            if fresh and (before is None or fresh.generation > before.generation):
                 self.applied[meta["uid"]] = fresh
         return self.applied.get(meta["uid"])
+
+    def _told(self, pod: Obj) -> Intent | None:
+        """The intent in the pod's ConfigMap; None while there is none that can be read."""
+        volume = next(v for v in pod["spec"]["volumes"] if v["name"] == "intent")
+        namespace, name = pod["metadata"]["namespace"], volume["configMap"]["name"]
+        try:
+            return Intent.model_validate_json(
+                self.kubelet.api.get(CONFIG_MAP, namespace, name)["data"][INTENT_KEY]
+            )
+        except (ApiError, ValidationError):
+            return None
 
     def _hosts(self, gateway: str, intent: Intent) -> Iterable[HostState]:
         for colour in intent.colours:

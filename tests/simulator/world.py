@@ -121,6 +121,7 @@ class World:
         self.probes = SimulatedProbes(self.kubelet)
         self.errors: dict[Key, str] = {}
         self.operator_up = True
+        self.neighbours: list[Callable[[], None]] = []  # other controllers, each looks once in a step
 
     def time(self) -> float:
         return self.now
@@ -175,6 +176,8 @@ class World:
         """One round of everybody; a killed operator is back in the next round."""
         await controllers.step(self.user, self.now)
         self.kubelet.step(self.now)
+        for look in self.neighbours:
+            look()
         if self.operator_up:
             try:
                 await self.operator_pass()

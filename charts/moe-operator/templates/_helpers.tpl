@@ -45,7 +45,9 @@ app.kubernetes.io/part-of: moe-operator
 {{- define "moe-operator.policy" -}}
 {{- $operator := include "moe-operator.image" (dict "image" .Values.image "root" .) -}}
 {{- $envoy := include "moe-operator.image" (dict "image" .Values.envoyImage "root" .) -}}
-{{- merge (dict "images" (dict "operator" $operator "envoy" $envoy)) .Values.policy | toYaml -}}
+{{- $images := dict "operator" $operator "envoy" $envoy -}}
+{{- $peer := dict "operatorNamespace" .Release.Namespace "operatorLabels" (include "moe-operator.selector" . | fromYaml) -}}
+{{- merge (dict "images" $images "networkPolicies" $peer) .Values.policy | toYaml -}}
 {{- end -}}
 
 {{- /* What the `restricted` pod security level asks for, and a file system that cannot be written. */ -}}

@@ -239,6 +239,16 @@ class Reason(StrEnum):
     # Gateway.
     GATEWAY_STARTING = "GatewayStarting", "Gateway pods are starting.", "Wait."
     GATEWAY_READY = "GatewayReady", "Every gateway pod runs the newest configuration.", "None."
+    GATEWAY_API_ABSENT = (
+        "GatewayApiAbsent",
+        "spec.gateway.external asks for an HTTPRoute, and the cluster does not know that resource.",
+        "Install the CRDs of Gateway API v1, or remove spec.gateway.external.",
+    )
+    ROUTE_NOT_ACCEPTED = (
+        "RouteNotAccepted",
+        "The Gateway of spec.gateway.external has not taken the HTTPRoute; the message has its words.",
+        "Check the Gateway's name, listener, allowed routes and hostnames.",
+    )
     GATEWAY_CONFIG_REJECTED = (
         "GatewayConfigRejected",
         "Envoy refused a configuration and keeps the one before; the message has its words.",

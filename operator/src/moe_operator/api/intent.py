@@ -43,8 +43,71 @@ class Timeouts(_Wire):
     idle_seconds: int = 120
 
 
+class Preview(_Wire):
+    """A revision that only chosen clients reach, by naming it in a header; it takes no other traffic."""
+
+    revision: str
+    endpoints: list[Endpoint] = Field(default_factory=list, max_length=256)
+    allowed_key_ids: list[str] = Field(default_factory=list, max_length=64)  # "*" = whoever may connect
+
+
+class Limits(_Wire):
+    """What one request may be, and what one key may ask for; None = not limited."""
+
+    max_request_bytes: int = Field(default=64 << 20, ge=1)
+    max_header_bytes: int = Field(default=64 << 10, ge=1)  # names and values of all headers
+    max_output_tokens: int | None = None
+    max_context_tokens: int | None = None  # estimated prompt plus the answer asked for
+    max_choices: int | None = None  # n, best_of
+    bytes_per_token: int = Field(default=4, ge=1)  # of the estimate; images in data: URLs do not count
+    requests_per_minute_per_key: int | None = None
+    concurrent_per_key: int | None = None
+    tokens_per_minute_per_key: int | None = None
+
+
+class KeyLimits(_Wire):
+    """One key that has limits of its own; None = what :class:`Limits` says for every key."""
+
+    key_id: str
+    requests_per_minute: int | None = None
+    concurrent: int | None = None
+    tokens_per_minute: int | None = None
+
+
+class Queue(_Wire):
+    """The waiting room of one gateway pod, for requests that no engine can take."""
+
+    max_waiting: int = Field(default=256, ge=0)
+    hold_seconds: int = Field(default=60, ge=0)
+
+
+class LongContext(_Wire):
+    """Requests estimated above the threshold have a pool of their own: they cannot fill the engines."""
+
+    threshold_tokens: int = Field(ge=1)
+    max_concurrent: int = Field(ge=1)  # in flight in one gateway pod; further ones get 429
+
+
+class Keys(_Wire):
+    """Clients must show an API key; ``directory`` is where the kubelet mounts the Secret."""
+
+    directory: str
+    forward: bool = False  # engines get to see the client's key, too
+
+
+class Tls(_Wire):
+    """The listener speaks HTTPS; both are directories that the kubelet mounts Secrets into."""
+
+    directory: str  # tls.crt, tls.key
+    client_ca_directory: str = ""  # ca.crt; empty = clients need no certificate
+
+
 class Intent(_Wire):
-    """Everything a gateway pod needs to route; immutable once written, replaced as a whole."""
+    """Everything a gateway pod needs to route; immutable once written, replaced as a whole.
+
+    ``tls`` is told to a pod when it starts and does not change in its life: it belongs to the listener, and
+    a listener that changes is drained. Switching it rolls the pods; renewing certificates does not.
+    """
 
     schema_: Literal["moe.gateway/v1"] = Field(default="moe.gateway/v1", alias="schema")
     generation: int = Field(ge=0)
@@ -54,6 +117,17 @@ class Intent(_Wire):
     timeouts: Timeouts = Timeouts()
     drain_seconds: int = 600
     retry_after_seconds: int = 15  # said to clients while no engine serves
+    preview: Preview | None = None
+    limits: Limits = Limits()
+    key_limits: list[KeyLimits] = Field(default_factory=list, max_length=256)
+    queue: Queue = Queue()
+    long_context: LongContext | None = None
+    affinity_header: str = ""  # requests with an equal value go to the same engine; empty = spread by load
+    allowed_sources: list[str] = Field(default_factory=list, max_length=64)  # CIDRs; empty = all
+    audit: bool = True
+    keys: Keys | None = None
+    tls: Tls | None = None
+    otlp_endpoint: str = ""  # HOST:PORT that takes OTLP over gRPC; empty = no traces leave
 
 
 class HostState(_Wire):
@@ -76,3 +150,4 @@ class Ack(_Wire):
     rejected: str = ""  # Envoy's own words for the update it refused
     hosts: list[HostState] = Field(default_factory=list)
     envoy_live: bool = True
+    keys: int | None = None  # key values that open this gateway; None = the intent asks for none

@@ -16,6 +16,7 @@ KIND = "MoEDeployment"
 PLURAL = "moedeployments"
 FIELD_MANAGER = "moe-operator"
 STATUS_FIELD_MANAGER = "moe-operator-status"
+MARK_FIELD_MANAGER = "moe-operator-marks"  # of labels and annotations on pods that live already
 FINALIZER = f"{GROUP}/teardown"
 
 LABEL_NAME = "app.kubernetes.io/name"
@@ -27,6 +28,7 @@ LABEL_REVISION = f"{GROUP}/revision"
 LABEL_REPLICA = f"{GROUP}/replica"
 LABEL_RANK = f"{GROUP}/rank"
 LABEL_ROLE = f"{GROUP}/role"
+LABEL_SERVING = f"{GROUP}/serving"  # a leader that a gateway of others may send to
 MANAGED_BY = "moe-operator"
 
 COMPONENT_ENGINE = "engine"
@@ -45,6 +47,10 @@ ANNOTATION_NODE = f"{GROUP}/node"  # of a stager, seeder or collector: the node 
 ANNOTATION_SOURCE_HOST = f"{GROUP}/source-host"  # of a stager: whom it pulls from
 ANNOTATION_FROM_PEERS = f"{GROUP}/from-peers"  # of a stager that finds every byte on other nodes
 ANNOTATION_KEPT = f"{GROUP}/kept-views"  # of a collector: what it was told to keep
+ANNOTATION_ROUTE_GENERATION = f"{GROUP}/generation"  # of the intent that an HTTPRoute stands for
+ANNOTATION_ROUTE_SINCE = f"{GROUP}/weights-since"  # when an HTTPRoute got its present weights
+ANNOTATION_OTLP = f"{GROUP}/otlp"  # on gateway pods: where their traces go
+ANNOTATION_REFRESH_KEYS = f"{GROUP}/refresh-keys"  # on the deployment; repeated on its gateway pods
 COMMANDS = ("promote", "abort", "pause", "rollback-to", "retry")
 
 PORT_ENGINE_HTTP = 8000
@@ -55,6 +61,8 @@ PORT_STAGE_PROGRESS = 9108
 PORT_PEERS = 9109
 PORT_GATEWAY_HTTP = 8080
 PORT_GATEWAY_AGENT = 9902
+PORT_GATEWAY_OWN_POD = 9904  # the agent, on the pod's loopback only
+PORT_GATEWAY_ROOM = 9903  # the waiting room, on the pod's loopback only
 PORT_ENVOY_ADMIN = 9901
 
 PATH_STORE = "/weights"  # the node's store, mounted read-only into engines
@@ -63,6 +71,9 @@ PATH_SOURCE = "/source"  # a pvc:// source
 PATH_XDS = "/xds"  # emptyDir shared by Envoy and its agent
 PATH_INTENT = "/intent"  # the intent ConfigMap, boot fallback
 PATH_PEERS = "/peers"  # the token that nodes of one deployment show each other
+PATH_KEYS = "/keys"  # the Secret with API keys, in gateway pods
+PATH_TLS = "/tls"  # certificate and key, in gateway pods
+PATH_CLIENT_CA = "/client-ca"  # who signs client certificates, in gateway pods
 PATH_CREDENTIALS = "/credentials"  # the tenant's Secret, mounted by the kubelet
 PATH_SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 PATH_TERMINATION_LOG = "/dev/termination-log"

@@ -6,14 +6,14 @@ MoEDeployment, which can only name a cache class or a preset. A misspelt key is 
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from moe_operator.api.fields import DnsLabel, LabelValue, QualifiedName, broken_rules
+from moe_operator.api.fields import DnsLabel, LabelValue, ObjectName, QualifiedName, broken_rules
 from moe_operator.api.spec_workload import Domain
 
 DEFAULT_STORE = "/var/lib/moe-operator/store"
@@ -70,6 +70,8 @@ class Images(PolicyModel):
     """Resolver, stager and gateway agent."""
     envoy: str = "moe-operator-envoy:latest"
     """Any image with `envoy` on its PATH and a numeric user."""
+    pull_secrets: list[ObjectName] = Field(default=[])
+    """Secrets in the namespace of each deployment with which its gateways and resolvers pull these images."""
 
 
 class Preset(PolicyModel):
@@ -100,6 +102,27 @@ class GpuProduct(PolicyModel):
     """GPUs of one node that reach each other over NVLink."""
 
 
+NetworkPeer = dict[str, Any]  # a NetworkPolicyPeer, as written in a NetworkPolicy
+
+
+class NetworkPolicies(PolicyModel):
+    """NetworkPolicies around the pods of every deployment; a network plug-in has to enforce them."""
+
+    enabled: bool = True
+    """Make them."""
+    metrics_from: list[NetworkPeer] = Field(default=[])
+    """Peers that may scrape engines, stagers and gateways. Empty: nobody but the operator."""
+    external_gateways_from: list[NetworkPeer] = Field(default=[])
+    """Peers that reach the engines of deployments with `spec.gateway.external`: your gateway's data plane.
+    Empty: any pod."""
+    operator_namespace: DnsLabel = "moe-operator-system"
+    """Namespace of the operator's pods."""
+    operator_labels: dict[QualifiedName, LabelValue] = Field(
+        default={"app.kubernetes.io/name": "moe-operator", "app.kubernetes.io/component": "operator"}
+    )
+    """Labels of the operator's pods."""
+
+
 class OperatorPolicy(PolicyModel):
     """The operator's configuration."""
 
@@ -119,6 +142,8 @@ class OperatorPolicy(PolicyModel):
     pod_extras_allowed: bool = True
     """Whether engine pods may bring volumes, init containers and sidecars of their own. hostPath volumes need
     host access besides."""
+    network_policies: NetworkPolicies = NetworkPolicies()
+    """Who may connect to the pods of a deployment."""
     presets: dict[DnsLabel, Preset] = Field(default={})
     """Topologies by name."""
     staging: Staging = Staging()

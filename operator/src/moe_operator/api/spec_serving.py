@@ -19,6 +19,7 @@ from moe_operator.api.fields import (
     ObjectName,
     Percent,
     Rule,
+    map_list,
 )
 
 Step = Annotated[int, Field(ge=1, le=100)]
@@ -26,6 +27,13 @@ Port = Annotated[int, Field(ge=1, le=65_535)]
 Hostname = Annotated[
     str, Field(min_length=1, max_length=253, pattern=r"^(\*\.)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
 ]
+KeyId = Annotated[
+    str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
+]
+KeyIdOrAny = Annotated[
+    str, Field(min_length=1, max_length=128, pattern=r"^(\*|[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)$")
+]
+HeaderName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[a-z0-9]([-a-z0-9_]*[a-z0-9])?$")]
 DEFAULT_PATHS = (
     "/v1/chat/completions",
     "/v1/completions",
@@ -50,26 +58,84 @@ class GatewayService(ApiModel):
     """Annotations of the Service, for cloud load balancers."""
 
 
-class SecretReference(ApiModel):
-    """A Secret that the kubelet mounts into the gateway pods."""
+class GatewayAuth(ApiModel):
+    """API keys."""
 
     secret_ref: LocalReference
-    """The Secret, in this namespace."""
+    """Secret that maps key ids to SHA-256 sums of API keys, in this namespace."""
+    forward_authorization: bool = False
+    """Send a client's key on to the engine, which gets to see no key otherwise."""
+
+
+class GatewayTls(ApiModel):
+    """HTTPS, and client certificates where wanted."""
+
+    secret_ref: LocalReference
+    """Certificate and key (a kubernetes.io/tls Secret), in this namespace. A renewed one is taken up without
+    a restart."""
+    client_ca_ref: LocalReference | None = None
+    """Secret whose `ca.crt` signs the certificates that clients must show. Default: none is asked for."""
+
+
+class KeyLimits(ApiModel):
+    """Limits of one key, in place of those for every key."""
+
+    key: KeyId
+    """Id of the key, as in the Secret."""
+    requests_per_minute: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Requests per minute."""
+    concurrent: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Requests in flight."""
+    tokens_per_minute: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
+    """Tokens of prompts and answers per minute."""
 
 
 class Limits(ApiModel):
-    """What one key may ask for; what is omitted is not limited."""
+    """What one key and one request may ask for; what has no default and is omitted is not limited."""
 
     requests_per_minute_per_key: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Requests per minute and key."""
     concurrent_per_key: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Requests in flight per key."""
-    max_request_bytes: Annotated[int, Field(ge=1024, le=1_073_741_824)] | None = None
+    tokens_per_minute_per_key: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
+    """Tokens of prompts and answers per minute and key, counted from the usage that engines report."""
+    per_key: Annotated[list[KeyLimits], Field(max_length=256), map_list("key")] = Field(default=[])
+    """Keys with limits of their own."""
+    max_request_bytes: Annotated[int, Field(ge=1024, le=1_073_741_824)] = 67_108_864
     """Size of a request body, in bytes."""
+    max_header_bytes: Annotated[int, Field(ge=1024, le=131_072)] = 65_536
+    """Size of all request headers, in bytes."""
     max_output_tokens: Annotated[int, Field(ge=1, le=33_554_432)] | None = None
     """Tokens that one answer may ask for."""
     max_context_tokens: Annotated[int, Field(ge=1, le=33_554_432)] | None = None
-    """Tokens of prompt plus answer of one request."""
+    """Tokens of prompt plus answer of one request; the prompt's are estimated from its bytes."""
+    max_choices: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Answers that one request may ask for (`n`, `best_of`)."""
+    bytes_per_token: Annotated[int, Field(ge=1, le=64)] = 4
+    """Bytes of a request body taken for one token wherever the gateway estimates a prompt."""
+
+
+class LongContext(ApiModel):
+    """A pool of their own for requests with long prompts, so that they cannot fill the engines."""
+
+    threshold_tokens: Annotated[int, Field(ge=1, le=33_554_432)]
+    """Estimated prompt tokens above which a request counts as long."""
+    max_concurrent: Annotated[int, Field(ge=1, le=100_000)]
+    """Long requests in flight in each gateway pod; further ones get 429."""
+
+
+class PreviewAccess(ApiModel):
+    """Who may ask a new revision before it takes traffic, with the header `x-moe-revision-preview`."""
+
+    allowed_keys: Annotated[list[KeyIdOrAny], Field(max_length=64), SET_LIST] = Field(default=[])
+    """Ids of keys; `*` is every client that may connect."""
+
+
+class Otlp(ApiModel):
+    """Where request traces go."""
+
+    endpoint: Annotated[str, Field(min_length=3, max_length=261, pattern=r"^[A-Za-z0-9.-]+:[0-9]{1,5}$")]
+    """`host:port` of a collector that takes OTLP over gRPC."""
 
 
 class Queue(ApiModel):
@@ -159,15 +225,21 @@ class Gateway(ApiModel):
     """Gateway pods."""
     service: GatewayService = GatewayService()
     """The stable Service in front of them."""
-    tls: SecretReference | None = None
-    """Certificate and key for HTTPS (a kubernetes.io/tls Secret). Default: plain HTTP inside the cluster."""
-    auth: SecretReference | None = None
-    """Secret that maps key ids to SHA-256 sums of API keys. Default: open inside the cluster, said in a
-    condition."""
+    tls: GatewayTls | None = None
+    """HTTPS. Default: plain HTTP inside the cluster."""
+    auth: GatewayAuth | None = None
+    """API keys that clients must show. Default: open inside the cluster, said in a condition."""
     limits: Limits = Limits()
     """Limits per key and request."""
     queue: Queue = Queue()
     """Waiting while no engine can take a request."""
+    long_context: LongContext | None = None
+    """A pool of their own for long prompts. Default: none."""
+    affinity_header: HeaderName | None = None
+    """Requests with an equal value of this header (lower case) go to the same engine while it serves, which
+    keeps its prefix cache warm. Default: the engine with the fewest requests."""
+    preview: PreviewAccess = PreviewAccess()
+    """Who may ask a new revision before it takes traffic."""
     timeouts: GatewayTimeouts = GatewayTimeouts()
     """Idle limits of requests and streams."""
     allowed_paths: Annotated[
@@ -184,6 +256,8 @@ class Gateway(ApiModel):
     """Client networks that may connect, as CIDRs. Default: all."""
     audit: Audit = Audit()
     """The request log."""
+    otlp: Otlp | None = None
+    """Export of request traces. Default: none; W3C trace context is passed on either way."""
     external: External | None = None
     """Bring your own gateway instead of the managed one."""
 

@@ -8,6 +8,9 @@ from moe_operator import __version__
 from moe_operator.cli.lazy import LazyCommand, LazyGroup
 
 COMMANDS = {
+    "keys": LazyCommand(
+        "moe_operator.cli.keys", "keys", "Make, list, revoke and refresh API keys of a gateway."
+    ),
     "plan": LazyCommand(
         "moe_operator.cli.plan", "plan", "Say whether a model fits GPUs, and how, before any pod exists."
     ),

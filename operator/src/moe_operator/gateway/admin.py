@@ -9,8 +9,8 @@ from typing import Any, Self
 import httpx
 
 from moe_operator.gateway import readback
-from moe_operator.gateway.readback import Reading, Subscriptions
-from moe_operator.gateway.render import Address
+from moe_operator.gateway.address import Address
+from moe_operator.gateway.readback import Host, Reading, Subscriptions
 
 TIMEOUT_SECONDS = 2.0
 EXPORTED_STATS = (
@@ -19,6 +19,9 @@ EXPORTED_STATS = (
     r"|upstream_cx_(active|connect_fail|none_healthy)|membership_(healthy|total)|lb_.*panic"
     r"|outlier_detection\.ejections_active|circuit_breakers\.default\.remaining_.*|update_rejected)"
     r"|(cluster_manager\.cds|http\.ingress\.rds\.gateway|listener_manager\.lds)\.update_rejected"
+    r"|extension_config_discovery\.http_filter\.moe\..*\.(update_rejected|config_fail)"
+    r"|sds\..*\.(update_rejected|key_rotation_failed)|listener\..*\.expiration_unix_time_seconds"
+    r"|access_logs\.fluentd\.agent\.entries_lost"
     r"|listener_manager\.listener_modified|server\.(memory_allocated|uptime|live))"
 )
 
@@ -46,11 +49,15 @@ class Admin:
         return Reading(
             live=await self.state() == "LIVE",
             subscriptions=await self.subscriptions(),
-            hosts=readback.hosts(await self._json("/clusters?format=json")),
+            hosts=await self.hosts(),
             weights=readback.weights(
                 await self._json("/config_dump?include_eds&resource=dynamic_endpoint_configs")
             ),
         )
+
+    async def hosts(self) -> tuple[Host, ...]:
+        """Every engine that Envoy knows."""
+        return readback.hosts(await self._json("/clusters?format=json"))
 
     async def state(self) -> str:
         """``LIVE``, ``DRAINING``, ``PRE_INITIALIZING`` or ``INITIALIZING``."""

@@ -15,17 +15,19 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from moe_operator.api.intent import Ack, Intent
+from moe_operator.api.intent import Ack, Intent, Queue
 from moe_operator.gateway import readback, validate
+from moe_operator.gateway.address import Address
 from moe_operator.gateway.admin import Admin, EnvoyAway
+from moe_operator.gateway.files import version_of
 from moe_operator.gateway.readback import Reading, Subscriptions
-from moe_operator.gateway.render import render_intent, version_of
+from moe_operator.gateway.render import render_intent
 from moe_operator.gateway.store import Store
 from moe_operator.gateway.watch import FROM_MOUNT
 
@@ -34,7 +36,9 @@ SLOWEST_LOOK_SECONDS = 1.0
 LOOK_GROWTH = 1.5
 REFUSAL_LOOKS = 3  # a refusal must outlive this many looks: a late one may belong to the file before
 
-DEFAULT_INTENT = Intent(generation=0, model="")
+DEFAULT_INTENT = Intent(generation=0, model="", queue=Queue(max_waiting=0))
+
+Prepare = Callable[[Intent], Awaitable[None]]  # OSError when it cannot be done now
 
 _log = logging.getLogger(__name__)
 
@@ -50,10 +54,14 @@ class Cause(Enum):
 class Agent:
     """One gateway pod's link between the operator's intent and Envoy."""
 
-    def __init__(self, store: Store, admin: Admin, envoy: str | None) -> None:
+    def __init__(
+        self, store: Store, admin: Admin, envoy: str | None, room: Address, before_routes: Prepare
+    ) -> None:
         self._store = store
         self._admin = admin
         self._envoy = envoy  # command that can validate; None = say only which file was refused
+        self._room = room  # where requests wait while no engine can take them
+        self._before_routes = before_routes  # what must be in force before an intent's routes are
         self._accepted = store.accepted()
         self._wanted: Intent | None = None
         self._received = max(store.generation(), self._accepted.generation if self._accepted else -1)
@@ -68,9 +76,21 @@ class Agent:
         return self._received
 
     @property
+    def intent(self) -> Intent:
+        """The newest one that can be read; one under which nobody waits while none is known."""
+        return self._wanted or self._accepted or DEFAULT_INTENT
+
+    @property
     def drain_seconds(self) -> int:
         """How long the intent lets streams run once the pod is told to go."""
-        return (self._wanted or self._accepted or DEFAULT_INTENT).drain_seconds
+        return self.intent.drain_seconds
+
+    async def engines_ready(self) -> bool:
+        """Whether Envoy would send a request to an engine now."""
+        try:
+            return any(host.takes_requests for host in await self._admin.hosts())
+        except EnvoyAway:
+            return False
 
     def offer(self, text: str, origin: str) -> None:
         """Take an intent as text unless it is old; one that cannot be read counts as refused."""
@@ -119,7 +139,7 @@ class Agent:
 
     async def _settle(self, intent: Intent) -> None:
         """Return when Envoy has accepted or refused ``intent``, or a newer one is wanted."""
-        files = render_intent(intent, self._store.xds)
+        files = self._rendered(intent)
         before = await self._put(intent, files)
         pauses, looks_refused = _pauses(), 0
         while self._wanted is intent:
@@ -137,19 +157,24 @@ class Agent:
                     return
             await _wait(changed, next(pauses))
 
+    def _rendered(self, intent: Intent | None) -> dict[str, str]:
+        return render_intent(intent, self._store.xds, self._room)
+
     async def _put(self, intent: Intent, files: Mapping[str, str]) -> Mapping[str, int]:
         """Write ``files``, however long that takes; the refusals that were there before.
 
         A file that already lay there may have been refused before we came, so it starts from zero.
         """
         before = await self._refusals()
-        while (written := await self._write(files)) is None and self._wanted is intent:
+        while (written := await self._write(intent, files)) is None and self._wanted is intent:
             await _wait(self._changed, SLOWEST_LOOK_SECONDS)
         return {name: before.get(name, 0) for name in written or ()}
 
-    async def _write(self, files: Mapping[str, str]) -> tuple[str, ...] | None:
+    async def _write(self, intent: Intent | None, files: Mapping[str, str]) -> tuple[str, ...] | None:
         """The names of the files that were replaced; None when they cannot be written now."""
         try:
+            if intent is not None:
+                await self._before_routes(intent)
             written = await asyncio.to_thread(self._store.put, files)
         except OSError as error:  # a full disk may empty again
             self._blame(Cause.DISK, f"cannot write: {error}")
@@ -170,7 +195,7 @@ class Agent:
     async def _roll_back(self, intent: Intent, refused: tuple[str, ...]) -> None:
         reason = await self._reason(intent, refused)
         if self._wanted is intent:
-            await self._write(render_intent(self._accepted, self._store.xds))
+            await self._write(self._accepted, self._rendered(self._accepted))
             self._blame(Cause.ENVOY, reason)
 
     async def _reason(self, intent: Intent, refused: tuple[str, ...]) -> str:
@@ -178,7 +203,7 @@ class Agent:
         if self._envoy is None:
             return fallback
         try:
-            files = self._store.site_files() | render_intent(intent, self._store.xds)
+            files = self._store.site_files() | self._rendered(intent)
             return await validate.refusal(files, self._envoy, Path(self._store.xds)) or fallback
         except (OSError, TimeoutError) as error:
             return f"{fallback} (validating failed: {error!r})"
@@ -233,7 +258,8 @@ class Agent:
 
 async def _wait(changed: asyncio.Event, seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(changed.wait(), seconds)
+        async with asyncio.timeout(seconds):  # wait_for of Python 3.11 may swallow a cancellation
+            await changed.wait()
 
 
 def _pauses() -> Iterator[float]:

@@ -8,8 +8,12 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from moe_operator.api.intent import Intent
-from moe_operator.gateway.render import Address, Site, render_intent, render_site
+from moe_operator.gateway.address import Address
+from moe_operator.gateway.admission import Admission
+from moe_operator.gateway.render import render_intent, render_site
+from moe_operator.gateway.site import Site
 from moe_operator.gateway.store import Store
+from moe_operator.gateway.tls import resolved
 
 _log = logging.getLogger(__name__)
 
@@ -21,12 +25,27 @@ def prepare(xds: Path, mounted: Path, listen: Address, admin: Address) -> None:
     the agent finds a good one.
     """
     xds.mkdir(parents=True, exist_ok=True)
-    site, store = Site(str(xds.absolute()), listen, admin), Store(xds.absolute())
+    intent, store = _read(mounted), Store(xds.absolute())
+    site = _site(intent, store.xds, listen, admin)
     store.put(render_site(site))
-    intent = _read(mounted)
+    Admission(store).prepare(_newest(store, intent))
     if store.generation() < (intent.generation if intent else 0):
-        store.put(render_intent(intent, site.xds))
+        store.put(render_intent(intent, site.xds, site.room))
     # else the directory outlived a restart of the pod and knows better
+
+
+def _site(intent: Intent | None, xds: str, listen: Address, admin: Address) -> Site:
+    wanted = intent or Intent(generation=0, model="")
+    otlp = Address.parse(wanted.otlp_endpoint) if wanted.otlp_endpoint else None
+    return Site(xds, listen, admin, tls=resolved(wanted.tls, xds), otlp=otlp)
+
+
+def _newest(store: Store, mounted: Intent | None) -> Intent | None:
+    """Whose keys count: the mounted intent's, or those of a newer one that the directory still serves."""
+    accepted = store.accepted()
+    if accepted is None or (mounted and mounted.generation > store.generation()):
+        return mounted
+    return accepted
 
 
 def _read(path: Path) -> Intent | None:

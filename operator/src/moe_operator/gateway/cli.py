@@ -14,8 +14,8 @@ from pathlib import Path
 
 import click
 
+from moe_operator.gateway.address import Address
 from moe_operator.gateway.boot import prepare
-from moe_operator.gateway.render import Address
 
 
 class AddressParam(click.ParamType[Address]):
@@ -60,11 +60,18 @@ def init(xds: Path, intent: Path, address: Address, admin: Address) -> None:
 @click.option("--config-map", required=True, metavar="NAMESPACE/NAME", help="ConfigMap to watch.")
 @click.option("--admin", type=_ADDRESS, required=True, help="Envoy's admin interface.")
 @click.option("--listen", "address", type=_ADDRESS, required=True, help="Where this agent answers.")
+@click.option("--own", type=_ADDRESS, required=True, help="Where it answers its own pod: on loopback.")
 @click.option(
     "--service-account", type=_DIRECTORY, required=True, help="Directory with the pod's token and ca.crt."
 )
 def run(
-    xds: Path, intent: Path, config_map: str, admin: Address, address: Address, service_account: Path
+    xds: Path,
+    intent: Path,
+    config_map: str,
+    admin: Address,
+    address: Address,
+    own: Address,
+    service_account: Path,
 ) -> None:
     """Follow the intent and answer for Envoy until told to stop."""
     from moe_operator.gateway.running import serve  # pulls in what `init` must not wait for
@@ -74,9 +81,23 @@ def run(
         raise click.BadParameter("must be NAMESPACE/NAME", param_hint="--config-map")
     try:
         api = ApiServer.of_this_pod(service_account)
-        asyncio.run(_until_told(serve(xds, intent, api, config_map, admin, address)))
+        asyncio.run(_until_told(serve(xds, intent, api, config_map, admin, address, own)))
     except (WatchFailed, OSError) as error:
         raise click.ClickException(str(error)) from error
+
+
+@main.command()
+@click.option("--agent", type=_ADDRESS, required=True, help="Where the agent answers its own pod.")
+def drain(agent: Address) -> None:
+    """Let the clients of this pod finish: the hook that ends a gateway."""
+    import httpx
+
+    from moe_operator.gateway.drain import ask
+
+    try:
+        click.echo(ask(agent))
+    except httpx.HTTPError as error:
+        raise click.ClickException(f"the agent did not drain: {error!r}") from error
 
 
 async def _until_told(work: Coroutine[None, None, None]) -> None:

@@ -1,10 +1,20 @@
-"""The one cluster of all engines: how Envoy picks, checks, ejects and connects to them."""
+"""The clusters: how Envoy picks, checks, ejects and connects to engines.
+
+``all`` and ``long`` are the same hosts under two circuit breakers, so that long prompts have a pool of their
+own; ``preview`` is the revision that only chosen clients reach. A cluster that changes is replaced while its
+connections run on, so limits may sit here; the counts of what runs start anew with it.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-CLUSTER = "all"
+from moe_operator.api.intent import Intent
+from moe_operator.gateway.endpoints import ALL, PREVIEW
+from moe_operator.gateway.files import EDS, EDS_PREVIEW, file_source
+
+LONG = "long"
+CLUSTERS = (ALL, LONG, PREVIEW)
 OFF = "0s"
 ENGINE_KEEP_ALIVE_SECONDS = 5  # vLLM's VLLM_HTTP_TIMEOUT_KEEP_ALIVE
 UPSTREAM_IDLE_SECONDS = ENGINE_KEEP_ALIVE_SECONDS - 1  # we close first, so no request meets a closing socket
@@ -12,19 +22,36 @@ HEALTH_INTERVAL_SECONDS = 1
 HEALTH_TIMEOUT_SECONDS = 3
 UNHEALTHY_AFTER = 3  # checks; an engine that is busy is not dead (sglang#22511)
 MAX_CONNECTIONS = 16384  # per cluster; Envoy's own default of 1024 would queue streams
+RETRIES_BESIDE_THE_ROOM = 100  # at once; every request that leaves the waiting room is a retry, too
 
 Json = dict[str, Any]
 
 
-def cluster(eds_source: Json) -> Json:
-    """The cluster whose endpoints come from ``eds_source``; nothing in it depends on an intent."""
+def clusters(intent: Intent, xds: str) -> list[Json]:
+    """Every cluster that a route may name; all of them always exist."""
+    retries = intent.queue.max_waiting + RETRIES_BESIDE_THE_ROOM
+    long = intent.long_context.max_concurrent if intent.long_context else MAX_CONNECTIONS
+    engines, preview = file_source(xds, EDS), file_source(xds, EDS_PREVIEW)
+    balanced = _balancing(intent.affinity_header)
+    return [
+        _cluster(ALL, ALL, engines, _threshold(MAX_CONNECTIONS, retries)) | balanced,
+        _cluster(LONG, ALL, engines, _threshold(long, retries)) | balanced,
+        _cluster(PREVIEW, PREVIEW, preview, _threshold(MAX_CONNECTIONS, RETRIES_BESIDE_THE_ROOM)) | balanced,
+    ]
+
+
+def _balancing(affinity_header: str) -> Json:
+    """By load; or, with affinity, by a hash that moves only the sessions of a host that went away."""
+    return {"lb_policy": "MAGLEV" if affinity_header else "LEAST_REQUEST"}
+
+
+def _cluster(name: str, service: str, source: Json, threshold: Json) -> Json:
     return {
         "@type": "type.googleapis.com/envoy.config.cluster.v3.Cluster",
-        "name": CLUSTER,
+        "name": name,
         "type": "EDS",
-        "eds_cluster_config": {"service_name": CLUSTER, "eds_config": eds_source},
+        "eds_cluster_config": {"service_name": service, "eds_config": source},
         "connect_timeout": "1s",
-        "lb_policy": "LEAST_REQUEST",
         "common_lb_config": {
             "healthy_panic_threshold": {"value": 0},
             "locality_weighted_lb_config": {},
@@ -36,7 +63,7 @@ def cluster(eds_source: Json) -> Json:
         "ignore_health_on_host_removal": True,
         "health_checks": [_health_check()],
         "outlier_detection": _outlier_detection(),
-        "circuit_breakers": {"thresholds": [_threshold()]},
+        "circuit_breakers": {"thresholds": [threshold]},
         "upstream_connection_options": {
             "tcp_keepalive": {"keepalive_time": 30, "keepalive_interval": 10, "keepalive_probes": 3}
         },
@@ -79,15 +106,16 @@ def _outlier_detection() -> Json:
         "interval": "1s",
         "base_ejection_time": "5s",
         "max_ejection_time": "30s",
-        "max_ejection_percent": 50,
+        # all of them, if none can be connected to: a request then waits until the next good check
+        "max_ejection_percent": 100,
     }
 
 
-def _threshold() -> Json:
+def _threshold(max_requests: int, retries: int) -> Json:
     return {
         "max_connections": MAX_CONNECTIONS,
         "max_pending_requests": MAX_CONNECTIONS,
-        "max_requests": MAX_CONNECTIONS,
+        "max_requests": max_requests,
         "track_remaining": True,
-        "retry_budget": {"budget_percent": {"value": 20}, "min_retry_concurrency": 100},
+        "retry_budget": {"budget_percent": {"value": 20}, "min_retry_concurrency": retries},
     }

@@ -10,9 +10,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+import httpx
+
+from moe_operator.gateway.address import Address
 from moe_operator.gateway.admin import Admin, EnvoyAway
 
 LOOK_SECONDS = 0.2
+CONNECT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +58,13 @@ class Drain:
                 await asyncio.sleep(LOOK_SECONDS)
         except EnvoyAway:
             return Drained(cut=0, envoy_gone=True)
+
+
+def ask(agent: Address) -> str:
+    """Ask the agent of this pod to drain and wait until it has; its answer as JSON. httpx.HTTPError if none.
+
+    Without a time limit of its own: the kubelet's grace period is the limit of a preStop hook.
+    """
+    timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
+    answer = httpx.post(f"http://{agent}/drain", timeout=timeout, trust_env=False)
+    return answer.raise_for_status().text

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from urllib.parse import parse_qsl, urlsplit
 
-from moe_operator.gateway.render import Address
+from moe_operator.gateway.address import Address
 
 MAX_HEAD_BYTES = 16 << 10
 READ_SECONDS = 10.0

@@ -1,8 +1,11 @@
-"""``GET /metrics``: the agent's numbers, one set per endpoint, and Envoy's stats under their own names."""
+"""``GET /metrics``: the agent's numbers, one set per endpoint, and Envoy's stats under their own names.
+
+Parts of the agent with numbers of their own (requests, keys, the waiting room) bring them as a source.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -10,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from moe_operator.gateway.readback import Host, Reading
+from moe_operator.gateway.waiting_queue import WaitingQueue
 
 HOST_LABELS = ("revision", "endpoint")
 HOST_METRICS: tuple[tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str, str], ...] = (
@@ -32,16 +36,32 @@ class Numbers:
     draining: bool
 
 
-def exposition(numbers: Numbers, envoy_text: str) -> str:
+Source = Callable[[], Iterable[Metric]]
+
+
+def exposition(numbers: Numbers, sources: Sequence[Source], envoy_text: str) -> str:
     """Prometheus text; ``envoy_text`` is Envoy's own, already in that format."""
     registry = CollectorRegistry()
-    registry.register(_Snapshot(numbers))
+    registry.register(_Snapshot(numbers, sources))
     return generate_latest(registry).decode() + envoy_text
 
 
+def waiting(queue: WaitingQueue) -> Iterator[Metric]:
+    """The waiting room's numbers."""
+    yield GaugeMetricFamily("moe_gateway_held", "Requests that wait for an engine.", value=len(queue))
+    left = CounterMetricFamily(
+        "moe_gateway_held_requests", "Requests that came to the waiting room, by how they left it.",
+        labels=("verdict",),
+    )  # fmt: skip
+    for verdict, count in queue.verdicts.items():
+        left.add_metric((verdict.name.lower(),), count)
+    yield left
+
+
 class _Snapshot(Collector):
-    def __init__(self, numbers: Numbers) -> None:
+    def __init__(self, numbers: Numbers, sources: Sequence[Source]) -> None:
         self._numbers = numbers
+        self._sources = sources
 
     def collect(self) -> Iterator[Metric]:
         n = self._numbers
@@ -61,6 +81,8 @@ class _Snapshot(Collector):
         if n.reading:
             yield from _per_colour(n.reading)
             yield from _per_host(n.reading.hosts)
+        for source in self._sources:
+            yield from source()
 
 
 def _per_colour(reading: Reading) -> Iterator[Metric]:

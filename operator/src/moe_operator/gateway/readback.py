@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moe_operator.api.intent import Ack, HostState
-from moe_operator.gateway.cluster import CLUSTER
-from moe_operator.gateway.render import CDS, EDS, LISTENER, RDS, ROUTES, generation_of
+from moe_operator.gateway.cluster import CLUSTERS
+from moe_operator.gateway.endpoints import ALL, PREVIEW
+from moe_operator.gateway.files import CDS, EDS, EDS_PREVIEW, RDS, generation_of
+from moe_operator.gateway.listener import LISTENER
+from moe_operator.gateway.routes import ROUTES
 
 SUBSCRIPTIONS: Mapping[str, str] = {
-    EDS: f"cluster.{CLUSTER}",
+    EDS: f"cluster.{ALL}",
+    EDS_PREVIEW: f"cluster.{PREVIEW}",
     CDS: "cluster_manager.cds",
     RDS: f"http.{LISTENER}.rds.{ROUTES}",
 }
@@ -63,11 +67,23 @@ class Host:
     revision: str
     healthy: bool
     stats: Mapping[str, int]
+    leaving: bool = False  # gets no new requests
 
     @property
     def endpoint(self) -> str:
         """``ip:port``."""
         return f"{self.address}:{self.port}"
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether a new request may be sent to it."""
+        return self.healthy and not self.leaving
+
+    def joined(self, other: Host) -> Host:
+        """The same engine as two pools see it."""
+        names = self.stats.keys() | other.stats.keys()
+        total = {name: self.stats.get(name, 0) + other.stats.get(name, 0) for name in sorted(names)}
+        return replace(self, healthy=self.healthy and other.healthy, stats=total)
 
 
 def stats(text: str) -> dict[str, str]:
@@ -87,23 +103,35 @@ def subscriptions(text: str) -> Subscriptions:
 
 
 def hosts(clusters: Json) -> tuple[Host, ...]:
-    """The endpoints of the one cluster out of ``/clusters?format=json``."""
-    return tuple(
-        _host(status)
-        for cluster in clusters.get("cluster_statuses", [])
-        if cluster["name"] == CLUSTER
-        for status in cluster.get("host_statuses", [])
-    )
+    """The engines out of ``/clusters?format=json``, each once, in Envoy's order.
+
+    An engine may be in several pools (``all``, ``long``, ``preview``): its counters are summed, and it is
+    healthy when every pool that has it would send to it. The waiting room is no engine.
+    """
+    merged: dict[tuple[str, int, str], Host] = {}
+    for status in _statuses(clusters):
+        host = _host(status)
+        key = (host.address, host.port, host.revision)
+        merged[key] = merged[key].joined(host) if key in merged else host
+    return tuple(merged.values())
+
+
+def _statuses(clusters: Json) -> Iterator[Json]:
+    for cluster in clusters.get("cluster_statuses", []):
+        if cluster["name"] in CLUSTERS:
+            yield from (s for s in cluster.get("host_statuses", []) if not s.get("priority"))
 
 
 def _host(status: Json) -> Host:
     socket = status["address"]["socket_address"]
     health = status.get("health_status", {})
+    healthy = not any(health.get(flag) for flag in _UNHEALTHY_FLAGS)
     return Host(
         address=socket["address"],
         port=socket["port_value"],
         revision=status.get("locality", {}).get("zone", ""),
-        healthy=not any(health.get(flag) for flag in _UNHEALTHY_FLAGS),
+        healthy=healthy,
+        leaving=health.get("eds_health_status") == "DRAINING",
         # proto3 JSON leaves zeros out and writes 64-bit numbers as strings.
         stats={stat["name"]: int(stat.get("value", 0)) for stat in status.get("stats", [])},
     )
@@ -120,8 +148,8 @@ def weights(endpoint_dump: Json) -> dict[str, int]:
 def _localities(endpoint_dump: Json) -> Iterator[Json]:
     for config in endpoint_dump.get("configs", []):
         assignment = config.get("endpoint_config", {})
-        if assignment.get("cluster_name") == CLUSTER:
-            yield from assignment.get("endpoints", [])
+        if assignment.get("cluster_name") == ALL:
+            yield from (found for found in assignment.get("endpoints", []) if not found.get("priority"))
 
 
 def host_states(seen: tuple[Host, ...], weight_of: Mapping[str, int]) -> list[HostState]:

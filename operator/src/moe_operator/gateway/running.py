@@ -4,30 +4,57 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from pathlib import Path
 
+from moe_operator.api.intent import Intent
+from moe_operator.gateway.accounting import Accounting
+from moe_operator.gateway.address import Address
 from moe_operator.gateway.admin import Admin
+from moe_operator.gateway.admission import Admission
 from moe_operator.gateway.agent import Agent
 from moe_operator.gateway.drain import Drain
 from moe_operator.gateway.listen import listening
-from moe_operator.gateway.render import Address
+from moe_operator.gateway.metrics import waiting
 from moe_operator.gateway.service import Service
+from moe_operator.gateway.site import room_beside
 from moe_operator.gateway.store import Store
 from moe_operator.gateway.validate import find_envoy
+from moe_operator.gateway.waiting_room import WaitingRoom
 from moe_operator.gateway.watch import ApiServer, WatchState, follow
 
 _log = logging.getLogger(__name__)
 
 
 async def serve(
-    xds: Path, mounted: Path, api: ApiServer, config_map: str, admin: Address, listen: Address
+    xds: Path, mounted: Path, api: ApiServer, config_map: str, admin: Address, listen: Address, own: Address
 ) -> None:
-    """Follow the intent and answer for Envoy until cancelled; OSError when ``listen`` is taken."""
+    """Follow the intent and answer for Envoy until cancelled; OSError when an address is taken.
+
+    ``listen`` is for everybody, ``own`` for the pod itself.
+    """
     watch = WatchState()
     async with Admin(admin) as envoy:
-        agent = Agent(Store(xds.absolute()), envoy, find_envoy())
-        service = Service(agent, envoy, Drain(envoy), watch)
-        async with listening(listen, service.handle), asyncio.TaskGroup() as tasks:
+        store = Store(xds.absolute())
+        admission, accounting = Admission(store), Accounting(store)
+
+        async def before_routes(intent: Intent) -> None:
+            accounting.adopt(intent)
+            await admission.adopt(intent)
+
+        agent = Agent(store, envoy, find_envoy(), room_beside(admin), before_routes)
+        room = WaitingRoom(lambda: agent.intent, agent.engines_ready)
+        sources = (accounting.metrics, admission.metrics, partial(waiting, room.queue))
+        service = Service(agent, envoy, Drain(envoy), watch, sources)
+        async with (
+            listening(listen, service.handle),
+            listening(own, service.handle_own_pod),
+            room.open(room_beside(admin)),
+            asyncio.TaskGroup() as tasks,
+        ):
             tasks.create_task(agent.keep_settled())
+            tasks.create_task(admission.keep_fresh())
+            tasks.create_task(accounting.listen())
+            tasks.create_task(accounting.keep_settled())
             tasks.create_task(follow(api, config_map, mounted, agent.offer, watch))
             _log.info("agent started", extra={"fields": {"listen": str(listen), "api": api.url}})

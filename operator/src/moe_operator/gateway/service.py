@@ -1,9 +1,12 @@
-"""The agent's HTTP face: what kubelets, Prometheus and the operator ask a gateway pod."""
+"""The agent's HTTP faces: one for kubelets, Prometheus and the operator, one for its own pod alone.
+
+Draining is asked for on loopback, so that only the pod itself (its preStop hook) can take it out of service.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from http import HTTPStatus
 
@@ -12,7 +15,7 @@ from moe_operator.gateway.admin import Admin, EnvoyAway
 from moe_operator.gateway.agent import Agent
 from moe_operator.gateway.drain import Drain
 from moe_operator.gateway.listen import JSON, BadRequest, Request, Response
-from moe_operator.gateway.metrics import Numbers
+from moe_operator.gateway.metrics import Numbers, Source
 from moe_operator.gateway.watch import WatchState
 
 MAX_WAIT_SECONDS = 60.0
@@ -22,28 +25,31 @@ Route = Callable[[Request], Awaitable[Response]]
 
 
 class Service:
-    """Routes of port 9902."""
+    """What the agent answers."""
 
-    def __init__(self, agent: Agent, admin: Admin, drain: Drain, watch: WatchState) -> None:
+    def __init__(
+        self, agent: Agent, admin: Admin, drain: Drain, watch: WatchState, sources: Sequence[Source] = ()
+    ) -> None:
         self._agent = agent
         self._admin = admin
         self._drain = drain
         self._watch = watch
+        self._sources = sources  # of metrics
         self._routes: dict[tuple[str, str], Route] = {
             ("GET", "/ack"): self._ack,
             ("GET", "/healthz"): self._healthz,
             ("GET", "/readyz"): self._readyz,
             ("GET", "/metrics"): self._metrics,
-            ("POST", "/drain"): self._finish,
-            ("GET", "/drain"): self._finish,  # a kubelet's httpGet hook knows no other verb
         }
+        self._own_routes: dict[tuple[str, str], Route] = {("POST", "/drain"): self._finish}
 
     async def handle(self, request: Request) -> Response:
-        """Answer one request."""
-        route = self._routes.get((request.method, request.path))
-        if route is None:
-            return Response("not found\n", HTTPStatus.NOT_FOUND)
-        return await route(request)
+        """Answer anybody."""
+        return await _routed(self._routes, request)
+
+    async def handle_own_pod(self, request: Request) -> Response:
+        """Answer what runs in the same pod."""
+        return await _routed(self._own_routes, request)
 
     async def _ack(self, request: Request) -> Response:
         generation = int(_number(request, "wait_generation", -1))
@@ -80,13 +86,20 @@ class Service:
             watch_failures=self._watch.failures,
             draining=self._drain.started,
         )
-        return Response(metrics.exposition(numbers, envoy_text))
+        return Response(metrics.exposition(numbers, self._sources, envoy_text))
 
     async def _finish(self, request: Request) -> Response:
         limit = _number(request, "limit", self._agent.drain_seconds)
         grace = _number(request, "grace", DEFAULT_DRAIN_GRACE_SECONDS)
         drained = await self._drain.finish(limit, grace)
         return Response(json.dumps(asdict(drained)), content_type=JSON)
+
+
+async def _routed(routes: Mapping[tuple[str, str], Route], request: Request) -> Response:
+    route = routes.get((request.method, request.path))
+    if route is None:
+        return Response("not found\n", HTTPStatus.NOT_FOUND)
+    return await route(request)
 
 
 def _number(request: Request, name: str, default: float) -> float:

@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from moe_operator.api.intent import INTENT_KEY, Intent
-from moe_operator.gateway.render import BOOTSTRAP, DYNAMIC_FILES, LDS, generation_of, version_of
+from moe_operator.gateway.files import BOOTSTRAP, DYNAMIC_FILES, LDS, generation_of, version_of
 
 
 class Store:
@@ -31,11 +31,11 @@ class Store:
 
     def site_files(self) -> dict[str, str]:
         """Bootstrap and listener as ``init`` wrote them."""
-        return {name: self._read(name) for name in (BOOTSTRAP, LDS)}
+        return {name: self.read(name) for name in (BOOTSTRAP, LDS)}
 
     def put(self, files: Mapping[str, str]) -> tuple[str, ...]:
         """Write what differs, in the given order; the names that were replaced."""
-        changed = tuple(name for name, text in files.items() if self._read(name) != text)
+        changed = tuple(name for name, text in files.items() if self.read(name) != text)
         for name in changed:
             self._replace(name, files[name])
         return changed
@@ -46,7 +46,7 @@ class Store:
 
     def accepted(self) -> Intent | None:
         """The newest intent that Envoy has accepted; None when there was none."""
-        text = self._read(INTENT_KEY)
+        text = self.read(INTENT_KEY)
         try:
             return Intent.model_validate_json(text) if text else None
         except ValidationError:  # written by another version of the agent; the API has the truth
@@ -58,11 +58,12 @@ class Store:
 
     def _version(self, name: str) -> str:
         try:
-            return version_of(self._read(name))
+            return version_of(self.read(name))
         except (json.JSONDecodeError, KeyError):  # absent
             return ""
 
-    def _read(self, name: str) -> str:
+    def read(self, name: str) -> str:
+        """The text of a file; empty when there is none."""
         try:
             return (self._directory / name).read_text()
         except FileNotFoundError:

@@ -18,7 +18,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moe_operator.gateway.render import BOOTSTRAP, CDS, EDS, LDS, RDS
+from moe_operator.gateway.discovered import FILTERS, PASS, name_of
+from moe_operator.gateway.endpoints import PREVIEW
+from moe_operator.gateway.files import BOOTSTRAP, CDS, EDS, EDS_PREVIEW, LDS, RDS
 
 TIMEOUT_SECONDS = 20.0
 _REASON = re.compile(r"error initializing configuration '[^']*': (?P<words>.+)", re.DOTALL)
@@ -29,17 +31,37 @@ Json = dict[str, Any]
 def static_form(files: Mapping[str, str]) -> Json:
     """All rendered files as one bootstrap that needs no other file."""
     bootstrap: Json = json.loads(files[BOOTSTRAP])
-    listener, cluster = _resource(files[LDS]), _resource(files[CDS])
+    del bootstrap["dynamic_resources"]
+    (listener,), (routes,) = _resources(files[LDS]), _resources(files[RDS])
     manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
-    del manager["rds"], cluster["eds_cluster_config"], bootstrap["dynamic_resources"]
-    manager["route_config"] = _resource(files[RDS])
-    cluster |= {"type": "STATIC", "load_assignment": _resource(files[EDS])}
-    return bootstrap | {"static_resources": {"listeners": [listener], "clusters": [cluster]}}
+    del manager["rds"]
+    manager["route_config"] = routes
+    manager["http_filters"] = [_inlined(each, files) for each in manager["http_filters"]]
+    listener["filter_chains"][0].pop("transport_socket", None)  # names files of other directories
+    clusters = [_with_endpoints(cluster, files) for cluster in _resources(files[CDS])]
+    clusters += bootstrap["static_resources"]["clusters"]
+    return bootstrap | {"static_resources": {"listeners": [listener], "clusters": clusters}}
 
 
-def _resource(text: str) -> Json:
-    resource: Json = json.loads(text)["resources"][0]
-    return {key: value for key, value in resource.items() if key != "@type"}
+def _inlined(http_filter: Json, files: Mapping[str, str]) -> Json:
+    """A filter with the configuration that its file delivers; one that does nothing where there is none."""
+    if "config_discovery" not in http_filter:
+        return http_filter
+    file = next(file for file in FILTERS if name_of(file) == http_filter["name"])
+    delivered = _resources(files[file])[0]["typed_config"] if file in files else PASS
+    return {"name": http_filter["name"], "typed_config": delivered}
+
+
+def _with_endpoints(cluster: Json, files: Mapping[str, str]) -> Json:
+    service = cluster.pop("eds_cluster_config")["service_name"]
+    (assignment,) = _resources(files[EDS_PREVIEW if service == PREVIEW else EDS])
+    named = assignment | {"cluster_name": cluster["name"]}
+    return cluster | {"type": "STATIC", "load_assignment": named}
+
+
+def _resources(text: str) -> list[Json]:
+    found: list[Json] = json.loads(text)["resources"]
+    return [{key: value for key, value in resource.items() if key != "@type"} for resource in found]
 
 
 def find_envoy() -> str | None:

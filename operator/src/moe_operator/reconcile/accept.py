@@ -15,6 +15,7 @@ from moe_operator.api.conditions import ConditionType, Reason
 from moe_operator.api.fields import ApiModel
 from moe_operator.api.policy import OperatorPolicy
 from moe_operator.api.spec import (
+    External,
     Gateway,
     Health,
     ModelSpec,
@@ -35,7 +36,7 @@ DEFAULT_GPUS_PER_NODE = 8  # an HGX baseboard, when neither spec, preset nor cat
 NOT_YET: dict[type[ApiModel], tuple[str, ...]] = {
     ModelSpec: ("manifest_ref", "multimodal"),
     Health: ("probe_seconds", "heartbeat_seconds", "memory_skew"),
-    Gateway: ("tls", "auth", "limits", "queue", "allowed_sources", "audit", "external"),
+    External: ("inference_pool",),
     Rollout: (
         "allow_downtime",
         "promotion",
@@ -49,6 +50,9 @@ NOT_YET: dict[type[ApiModel], tuple[str, ...]] = {
     Network: ("preflight",),
     Placement: ("max_replans",),
 }
+OF_THE_MANAGED_GATEWAY = (
+    "limits", "queue", "long_context", "affinity_header", "preview", "timeouts", "allowed_sources", "otlp",
+)  # fmt: skip
 STRATEGIES = frozenset({"Auto", "Surge"})
 
 
@@ -64,6 +68,9 @@ def accept(snapshot: Snapshot, draft: Draft) -> Draft:
         spec = MoEDeployment.parse(snapshot.object).spec
     except SpecError as error:
         return _refused(draft, Reason.INVALID_SPEC, _listed(f"{e.path}: {e.message}" for e in error.errors))
+    contradictions = list(_contradictions(spec))
+    if contradictions:
+        return _refused(draft, Reason.INVALID_SPEC, _listed(contradictions))
     denied = list(_denied(spec, snapshot.policy))
     if denied:
         return _refused(draft, Reason.DENIED_BY_POLICY, _listed(denied))
@@ -80,6 +87,17 @@ def _refused(draft: Draft, reason: Reason, message: str) -> Draft:
     said = f"{message}; revision {draft.status.active_revision} keeps serving" if serving else message
     draft = draft.stalled(Reason.EDIT_REFUSED if serving else reason, said)
     return draft.say(ConditionType.PLAN_ACCEPTED, "False", reason, said)
+
+
+def _contradictions(spec: MoESpec) -> Iterable[str]:
+    """What only the managed gateway does, asked of somebody else's."""
+    if spec.gateway.external is None:
+        return
+    plain = Gateway()
+    for member in OF_THE_MANAGED_GATEWAY:
+        if getattr(spec.gateway, member) != getattr(plain, member):
+            name = Gateway.model_fields[member].alias
+            yield f"spec.gateway.{name} is for the managed gateway and does not go with spec.gateway.external"
 
 
 def _denied(spec: MoESpec, policy: OperatorPolicy) -> Iterable[str]:
@@ -131,7 +149,7 @@ def _not_yet(spec: MoESpec) -> Iterable[str]:
         ("health", spec.health),
         ("network", spec.network),
         ("placement", spec.placement),
-        ("gateway", spec.gateway),
+        *((("gateway.external", spec.gateway.external),) if spec.gateway.external else ()),
         ("rollout", spec.rollout),
     ):
         for member in NOT_YET[type(model)]:

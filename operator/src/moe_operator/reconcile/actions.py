@@ -23,9 +23,27 @@ class Ref:
     resource_version: str = ""
 
 
+def ref_of(obj: Obj) -> Ref:
+    """The very object that was read: one of the same name that comes later is another."""
+    meta = obj["metadata"]
+    return Ref(obj["kind"], meta["namespace"], meta["name"], meta.get("uid", ""))
+
+
 @dataclass(frozen=True, slots=True)
 class Apply:
     """Server-side apply of a child; ``object`` is the whole intent of our field manager."""
+
+    object: Obj
+
+    irreversible = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Labels and annotations on an existing object that we never apply again, such as a pod.
+
+    ``object`` names it by uid and holds the whole set of our marks: what is not in it goes away.
+    """
 
     object: Obj
 
@@ -57,7 +75,7 @@ class RemoveFinalizer:
     irreversible = True
 
 
-Action = Apply | Delete | AddFinalizer | RemoveFinalizer
+Action = Apply | Mark | Delete | AddFinalizer | RemoveFinalizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Snapshot → Decision: accept → plan → place → stage → roll → serve → collect → route → report.
+"""Snapshot → Decision: accept → plan → isolate → place → stage → roll → serve → collect → route → report.
 
 Each step is a pure function of the snapshot and of what the steps before it concluded. Deciding twice on
 the same world gives the same answer, and deciding on a world in which the answer came true gives none.
@@ -15,12 +15,14 @@ from moe_operator.reconcile.accept import accept
 from moe_operator.reconcile.actions import Action, AddFinalizer, Apply, Decision, Obj
 from moe_operator.reconcile.collect import collect
 from moe_operator.reconcile.draft import Draft
+from moe_operator.reconcile.gateway_acks import observed_intent
+from moe_operator.reconcile.isolate import isolate
 from moe_operator.reconcile.observed_groups import with_groups
 from moe_operator.reconcile.place import place
 from moe_operator.reconcile.plan import plan_step
 from moe_operator.reconcile.report import report
 from moe_operator.reconcile.roll import roll
-from moe_operator.reconcile.route import observed_intent, route
+from moe_operator.reconcile.route import route
 from moe_operator.reconcile.serve import serve
 from moe_operator.reconcile.snapshot import Snapshot
 from moe_operator.reconcile.stage import stage
@@ -28,7 +30,7 @@ from moe_operator.reconcile.teardown import teardown
 from moe_operator.rollout.revision import recorded
 
 Step = Callable[[Snapshot, Draft], Draft]
-CHAIN: tuple[Step, ...] = (accept, plan_step, place, stage, roll, serve, collect, route, report)
+CHAIN: tuple[Step, ...] = (accept, plan_step, isolate, place, stage, roll, serve, collect, route, report)
 
 
 def decide(snapshot: Snapshot) -> Decision:
@@ -57,7 +59,7 @@ def _decision(snapshot: Snapshot, draft: Draft) -> Decision:
     applies: tuple[Action, ...] = tuple(Apply(obj) for obj in draft.applies)
     return Decision(
         status=None if _unchanged(snapshot.object, status) else status,
-        actions=(*applies, *draft.deletions),
+        actions=(*applies, *draft.marks, *draft.deletions),
         events=draft.events,
         wake_after=draft.wake_after,
         claims=draft.claims,

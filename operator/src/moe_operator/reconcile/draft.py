@@ -11,7 +11,7 @@ from moe_operator.api.intent import Intent
 from moe_operator.api.spec import MoESpec
 from moe_operator.api.status import GroupStatus, Status
 from moe_operator.planning.plan import Refusal
-from moe_operator.reconcile.actions import Delete, Event, Obj
+from moe_operator.reconcile.actions import Delete, Event, Mark, Obj
 from moe_operator.rollout.groups import Group
 from moe_operator.rollout.retire import Leave
 from moe_operator.rollout.revision import Revision
@@ -44,6 +44,7 @@ class Draft:
     no_room: Refusal | None = None  # why replicas of the target could not be placed
     conditions: Mapping[ConditionType, Verdict] = field(default_factory=dict)
     applies: tuple[Obj, ...] = ()
+    marks: tuple[Mark, ...] = ()
     deletions: tuple[Delete, ...] = ()
     events: tuple[Event, ...] = ()
     wake_after: float | None = None
@@ -64,6 +65,10 @@ class Draft:
     def apply(self, *objects: Obj) -> Draft:
         """With children to be applied."""
         return replace(self, applies=(*self.applies, *objects))
+
+    def mark(self, *marks: Mark) -> Draft:
+        """With marks on objects that exist."""
+        return replace(self, marks=(*self.marks, *marks))
 
     def delete(self, deletion: Delete) -> Draft:
         """With objects to be deleted."""

@@ -1,20 +1,34 @@
-"""What the gateway pods that serve have acknowledged.
+"""What the gateways were told last, and what those that serve have acknowledged.
 
 Only pods that are Ready and not on their way out count: those are the ones clients can reach. A serving pod
 that did not answer counts as one that acknowledged nothing, so nothing moves on without it. A pod on its way
-out gets no new requests, but may still have old ones running.
+out gets no new requests, but may still have old ones running. Behind a gateway of others its route answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from moe_operator.api.intent import Ack
-from moe_operator.api.names import COMPONENT_GATEWAY, LABEL_COMPONENT
+from moe_operator.api.intent import INTENT_KEY, Ack, Intent
+from moe_operator.api.names import COMPONENT_GATEWAY, LABEL_COMPONENT, gateway_name
 from moe_operator.reconcile.actions import Obj
+from moe_operator.reconcile.external_route import observed_route, route_ack, through_route
 from moe_operator.reconcile.snapshot import Snapshot
+from moe_operator.resources.gateway_deployment import KEYS_VOLUME
 
 SILENT = Ack(generation=-1, accepted=True, envoy_live=False)
+
+
+def observed_intent(snapshot: Snapshot) -> Intent | None:
+    """What the gateways were told last; None when nothing, or nothing readable, is there."""
+    config_map = snapshot.child("ConfigMap", gateway_name(snapshot.name))
+    text = ((config_map or {}).get("data") or {}).get(INTENT_KEY)
+    if not text:
+        return None
+    try:
+        return Intent.model_validate_json(text)
+    except ValueError:
+        return None  # somebody broke it: it is written anew
 
 
 def gateway_pods(snapshot: Snapshot) -> list[Obj]:
@@ -22,10 +36,30 @@ def gateway_pods(snapshot: Snapshot) -> list[Obj]:
     return [p for p in _all_gateway_pods(snapshot) if not p["metadata"].get("deletionTimestamp")]
 
 
+def serving_pods(snapshot: Snapshot) -> list[Obj]:
+    """Every gateway pod that clients can reach."""
+    return [p for p in gateway_pods(snapshot) if _ready(p)]
+
+
 def serving_acks(snapshot: Snapshot) -> list[Ack]:
-    """One answer for each gateway pod that clients can reach."""
+    """One answer for each gateway pod that clients can reach, or that of the route through another's."""
+    if through_route(snapshot):
+        return [route_ack(snapshot, observed_intent(snapshot))]
     answers = {probe.pod: probe.ack for probe in snapshot.gateways if probe.ack}
-    return [answers.get(p["metadata"]["name"], SILENT) for p in gateway_pods(snapshot) if _ready(p)]
+    return [answers.get(p["metadata"]["name"], SILENT) for p in serving_pods(snapshot)]
+
+
+def reachable(snapshot: Snapshot) -> bool:
+    """Whether requests arrive anywhere."""
+    if through_route(snapshot):
+        found = observed_route(snapshot)
+        return found is not None and found.accepted
+    return bool(serving_pods(snapshot))
+
+
+def mounts_keys(pod: Obj) -> bool:
+    """Whether API keys reach this gateway pod."""
+    return any(volume["name"] == KEYS_VOLUME for volume in pod["spec"].get("volumes") or ())
 
 
 def draining_gateways(snapshot: Snapshot) -> list[Obj]:

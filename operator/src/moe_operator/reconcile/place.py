@@ -1,4 +1,4 @@
-"""Step 3: which node holds which rank, on record before any pod exists.
+"""Step 4: which node holds which rank, on record before any pod exists.
 
 A new revision beside a serving one is placed whole or not at all; more replicas of what serves are placed
 one by one as room appears. A placement on record is never recomputed while its revision lives.

@@ -24,7 +24,7 @@ from moe_operator.planning.assumed import GIB
 from moe_operator.planning.plan import Layout, Pinned, Plan, Refusal, Request
 from moe_operator.planning.planner import plan
 from moe_operator.planning.question import request_for
-from moe_operator.reconcile.actions import Delete, Event, Obj, Ref
+from moe_operator.reconcile.actions import Delete, Event, Obj, ref_of
 from moe_operator.reconcile.draft import Draft
 from moe_operator.reconcile.snapshot import Snapshot
 from moe_operator.resources.manifest_config_map import manifest_config_map, manifest_of
@@ -65,7 +65,7 @@ def _plan(snapshot: Snapshot, draft: Draft, wish: MoESpec) -> Draft:
         return _refuse(draft, [Refusal("MANIFEST_INVALID", str(error), f"delete ConfigMap {name}")])
     job = snapshot.child("Job", resolver_name(snapshot.name, source_digest(wish)))
     if job:
-        draft = draft.delete(Delete((_ref(job),), "the model's facts are collected"))
+        draft = draft.delete(Delete((ref_of(job),), "the model's facts are collected"))
     return _planned(snapshot, draft, wish, manifest, name)
 
 
@@ -130,7 +130,7 @@ def _failed(job: Obj) -> bool:
 def _resolve_failed(snapshot: Snapshot, draft: Draft, job: Obj, trouble: Trouble | None) -> Draft:
     said = trouble or Trouble(Reason.RESOLVE_FAILED, "the resolve Job failed and left no message")
     draft = draft.say(ConditionType.PLAN_ACCEPTED, "Unknown", said.reason, said.message)
-    again = Delete((_ref(job),), "another try at the model's source")
+    again = Delete((ref_of(job),), "another try at the model's source")
     if said.permanent:
         asked = retry_asked(snapshot, draft)
         return draft.delete(again) if asked else draft.stalled(said.reason, said.message)
@@ -262,9 +262,8 @@ def _recorded(snapshot: Snapshot, draft: Draft, revision: Revision) -> Draft:
     objects = [
         o for o in snapshot.children.get("ControllerRevision", ()) if _hash(o) in {r.hash for r in old}
     ]
-    return (
-        draft.delete(Delete(tuple(map(_ref, objects)), "more revisions than are kept")) if objects else draft
-    )
+    superseded = Delete(tuple(map(ref_of, objects)), "more revisions than are kept")
+    return draft.delete(superseded) if objects else draft
 
 
 def _hash(record: Obj) -> str:
@@ -301,8 +300,3 @@ def _refuse(draft: Draft, refusals: list[Refusal]) -> Draft:
 
 def _facts(manifest: Manifest) -> str:
     return f"{len(manifest.files)} files, {human_bytes(manifest.total_bytes)} from {manifest.source}"
-
-
-def _ref(obj: Obj) -> Ref:
-    meta = obj["metadata"]
-    return Ref(obj["kind"], meta["namespace"], meta["name"], meta.get("uid", ""))

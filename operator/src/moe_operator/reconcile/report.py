@@ -23,7 +23,9 @@ from moe_operator.api.names import (
 from moe_operator.api.status import Condition, GatewayStatus
 from moe_operator.reconcile.actions import Event
 from moe_operator.reconcile.draft import Draft, Truth, Verdict
-from moe_operator.reconcile.gateway_acks import gateway_pods, rejections, serving_acks
+from moe_operator.reconcile.external_route import observed_route, through_route
+from moe_operator.reconcile.gateway_acks import gateway_pods, reachable, rejections, serving_acks
+from moe_operator.reconcile.isolate import gateway_spec
 from moe_operator.reconcile.snapshot import Snapshot
 from moe_operator.rollout.groups import Group
 from moe_operator.rollout.rank_pod import pod_trouble
@@ -35,7 +37,7 @@ PENDING = Verdict("Unknown", Reason.PENDING)
 def report(snapshot: Snapshot, draft: Draft) -> Draft:
     """Conclude the conditions that sum up the others, and write them all."""
     draft = _gateway(snapshot, draft)
-    draft = _serving(draft)
+    draft = _serving(snapshot, draft)
     draft = _progress(draft)
     draft = _api_error(snapshot, draft)
     selector = ",".join(
@@ -63,6 +65,10 @@ def _serving_groups(draft: Draft) -> list[Group]:
 
 
 def _gateway(snapshot: Snapshot, draft: Draft) -> Draft:
+    if ConditionType.GATEWAY_READY in draft.conditions:  # there is nothing that it could be ready with
+        return draft
+    if through_route(snapshot):
+        return _route(snapshot, draft)
     name, kind = gateway_name(snapshot.name), ConditionType.GATEWAY_READY
     pods, acks = gateway_pods(snapshot), serving_acks(snapshot)
     service = snapshot.child("Service", name)
@@ -79,31 +85,60 @@ def _gateway(snapshot: Snapshot, draft: Draft) -> Draft:
     draft = draft.with_status(gateway=status)
     refused = "; ".join(rejections(snapshot))
     if refused:
-        return draft.say(kind, "False", Reason.GATEWAY_CONFIG_REJECTED, refused).wake(LOOK_SECONDS)
-    if not acks:
+        said = f"configuration {acked} goes on serving; {refused}"
+        return draft.say(kind, "False", Reason.GATEWAY_CONFIG_REJECTED, said).wake(LOOK_SECONDS)
+    troubles = (pod_trouble(p, snapshot.complaints.get(p["metadata"]["uid"], "")) for p in pods)
+    trouble = next((f": {trouble.message}" for trouble in troubles if trouble), "")
+    if trouble or not acks:
         reason = Reason.GATEWAY_STARTING if snapshot.child("Deployment", name) else Reason.PENDING
-        troubles = (pod_trouble(p, snapshot.complaints.get(p["metadata"]["uid"], "")) for p in pods)
-        why = next((f": {trouble.message}" for trouble in troubles if trouble), "")
-        return draft.say(kind, "False", reason, f"0 of {len(pods)} gateway pods are ready{why}")
+        said = f"{len(acks)} of {len(pods)} gateway pods are ready{trouble}"
+        return draft.say(kind, "False", reason, said)
     if acked < generation or any(p["kind"] == "ConfigMap" for p in draft.applies):
         said = f"configuration {generation} is on its way; the slowest gateway pod runs {acked}"
         return draft.say(kind, "False", Reason.GATEWAY_STARTING, said).wake(LOOK_SECONDS)
-    said = f"{len(acks)} gateway pod(s) run configuration {generation}; no API keys are asked for"
+    said = f"{len(acks)} gateway pod(s) run configuration {generation}; {_who_gets_in(draft)}"
     return draft.say(kind, "True", Reason.GATEWAY_READY, said)
 
 
-def _serving(draft: Draft) -> Draft:
+def _route(snapshot: Snapshot, draft: Draft) -> Draft:
+    found, kind = observed_route(snapshot), ConditionType.GATEWAY_READY
+    assert found is not None
+    generation = draft.status.gateway.generation
+    [ack] = serving_acks(snapshot)
+    status = GatewayStatus(generation=generation, acked_generation=ack.generation)
+    draft = draft.with_status(gateway=status)
+    if found.refusal:
+        return draft.say(kind, "False", Reason.ROUTE_NOT_ACCEPTED, found.refusal).wake(LOOK_SECONDS)
+    shares = ", ".join(f"{revision} {weight}" for revision, weight in sorted(found.weights.items()))
+    if ack.generation < generation:
+        said = f"weights {shares} are on their way to the gateway: {found.settled_in:.0f} s to settle"
+        return draft.say(kind, "False", Reason.GATEWAY_STARTING, said).wake(found.settled_in + LOOK_SECONDS)
+    return draft.say(kind, "True", Reason.GATEWAY_READY, f"the HTTPRoute is accepted; weights {shares}")
+
+
+def _who_gets_in(draft: Draft) -> str:
+    """The door in words: nobody should have to read a spec to learn that it is open."""
+    spec = gateway_spec(draft)
+    auth = spec.gateway.auth if spec else None
+    if auth is None:
+        return "open to whoever can connect: no API keys are asked for"
+    secret = f"API keys of Secret {auth.secret_ref.name}"
+    if draft.intent and draft.intent.keys:
+        return f"{secret} are asked for"
+    return f"open until every gateway pod has the {secret} mounted"
+
+
+def _serving(snapshot: Snapshot, draft: Draft) -> Draft:
     serving = len(_serving_groups(draft))
     wanted = draft.wish.replicas if draft.wish else len(draft.groups_of(draft.status.active_revision))
-    gateway = draft.status.gateway
-    reachable = gateway.ready_replicas > 0
+    arrive = reachable(snapshot)
     if wanted == 0 and draft.wish:
         draft = draft.say(ConditionType.AVAILABLE, "False", Reason.SCALED_TO_ZERO, "spec.replicas is 0")
         return draft.say(ConditionType.READY, "True", Reason.SCALED_TO_ZERO, "nothing is to serve")
-    available: Truth = "True" if serving and reachable else "False"
+    available: Truth = "True" if serving and arrive else "False"
     active = draft.status.active_revision
     said = f"{serving} of {wanted} group(s) of revision {active} serve" if active else "nothing serves yet"
-    said += "" if reachable else "; no gateway pod is ready"
+    said += "" if arrive else "; no request arrives: no gateway is ready"
     reason = Reason.SERVING if available == "True" else Reason.NOT_SERVING
     draft = draft.say(ConditionType.AVAILABLE, available, reason, said)
     whole = available == "True" and serving >= wanted and _knows(draft)

@@ -1,4 +1,4 @@
-"""Step 5: which revision carries the traffic, and whether the next one may take over.
+"""Step 6: which revision carries the traffic, and whether the next one may take over.
 
 The revision that serves is *active*, the one that the newest accepted spec asks for is the *target*. The
 target starts beside the active one, has to answer a completion in every group, then gets all new requests;

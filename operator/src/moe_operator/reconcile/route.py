@@ -1,103 +1,151 @@
-"""Step 8: the gateway's own objects, and the intent that its pods follow.
+"""Step 9: how requests arrive: the managed gateway's objects and its intent, or a route through another's.
 
-Only the leader of a whole group that has answered a completion is an endpoint. The intent's generation grows
-by one whenever its content changes and never otherwise; it survives the loss of the ConfigMap through status.
+Changing from one to the other keeps the old way open until the new one works: a managed gateway goes when
+the route is accepted and has settled, a route goes when every gateway pod runs the newest configuration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
-from moe_operator.api.intent import INTENT_KEY, Colour, Intent, Timeouts
-from moe_operator.api.names import gateway_name
-from moe_operator.api.spec import MoESpec
+from moe_operator.api.conditions import ConditionType, Reason
+from moe_operator.api.intent import Intent
+from moe_operator.api.moments import moment
+from moe_operator.api.names import (
+    ANNOTATION_REFRESH_KEYS,
+    COMPONENT_GATEWAY,
+    LABEL_COMPONENT,
+    LABEL_REVISION,
+    gateway_name,
+)
+from moe_operator.api.spec import HttpRouteRef, MoESpec
+from moe_operator.reconcile.actions import Delete, Mark, Obj, ref_of
 from moe_operator.reconcile.draft import Draft
 from moe_operator.reconcile.drift import differs, stamped
-from moe_operator.reconcile.serve import served_name
+from moe_operator.reconcile.external_route import (
+    KIND,
+    ON_THE_WAY,
+    SETTLE_SECONDS,
+    is_marked,
+    next_weights,
+    observed_route,
+    through_route,
+    wanted_weights,
+)
+from moe_operator.reconcile.gateway_acks import gateway_pods, serving_acks
+from moe_operator.reconcile.gateway_intent import wanted_intent
+from moe_operator.reconcile.isolate import gateway_spec
 from moe_operator.reconcile.snapshot import Snapshot
 from moe_operator.resources.gateway import gateway_objects, intent_config_map
-from moe_operator.resources.ownership import Owner
-from moe_operator.rollout.groups import Group
-from moe_operator.rollout.retire import Leave
+from moe_operator.resources.http_route import SERVING, backend_service, http_route
+from moe_operator.resources.ownership import Owner, pod_mark
 
-
-def observed_intent(snapshot: Snapshot) -> Intent | None:
-    """What the gateways were told last; None when nothing, or nothing readable, is there."""
-    config_map = snapshot.child("ConfigMap", gateway_name(snapshot.name))
-    text = ((config_map or {}).get("data") or {}).get(INTENT_KEY)
-    if not text:
-        return None
-    try:
-        return Intent.model_validate_json(text)
-    except ValueError:
-        return None  # somebody broke it: it is written anew
+MANAGED_KINDS = (
+    "Deployment", "Service", "PodDisruptionBudget", "RoleBinding", "Role", "ServiceAccount",
+)  # fmt: skip
 
 
 def route(snapshot: Snapshot, draft: Draft) -> Draft:
-    """Apply what the gateway needs and does not have."""
-    spec = _gateway_spec(draft)
+    """Apply what requests need to arrive and do not have; take away what they do not need any more."""
+    draft = _refresh_keys(snapshot, draft)
+    spec = gateway_spec(draft)
     if spec is None or snapshot.namespace_terminating:
         return draft
-    owner = Owner(snapshot.name, snapshot.namespace, snapshot.uid)
-    intent = _numbered(draft, _intent(snapshot, draft, spec))
-    objects = [intent_config_map(owner, intent), *gateway_objects(owner, spec, snapshot.policy)]
-    changed = [
-        o for o in map(stamped, objects) if differs(snapshot.child(o["kind"], o["metadata"]["name"]), o)
-    ]
+    intent = wanted_intent(snapshot, draft, spec)
+    owner = _owner(snapshot)
     gateway = draft.status.gateway.model_copy(update={"generation": intent.generation})
-    return draft.apply(*changed).with_status(gateway=gateway)
+    draft = _apply(snapshot, draft, [intent_config_map(owner, intent)]).with_status(gateway=gateway)
+    to = spec.gateway.external.http_route_ref if spec.gateway.external else None
+    return _external(snapshot, draft, spec, to, intent) if to else _managed(snapshot, draft, spec, intent)
 
 
-def _gateway_spec(draft: Draft) -> MoESpec | None:
-    """The accepted spec's gateway, or that of what serves while the newest spec is refused."""
-    if draft.wish:
-        return draft.wish
-    serving = draft.records.get(draft.status.active_revision)
-    return serving.spec if serving else None
+def _owner(snapshot: Snapshot) -> Owner:
+    return Owner(snapshot.name, snapshot.namespace, snapshot.uid)
 
 
-def _intent(snapshot: Snapshot, draft: Draft, spec: MoESpec) -> Intent:
-    gateway, serving = spec.gateway, draft.records.get(draft.status.active_revision)
-    return Intent(
-        generation=0,
-        model=served_name(snapshot, serving.spec if serving else spec),
-        colours=list(_colours(draft)),
-        allowed_paths=list(gateway.allowed_paths),
-        timeouts=Timeouts(
-            first_byte_seconds=gateway.timeouts.first_byte_seconds, idle_seconds=gateway.timeouts.idle_seconds
-        ),
-        drain_seconds=spec.rollout.drain_seconds,
-    )
+def _apply(snapshot: Snapshot, draft: Draft, objects: Iterable[Obj]) -> Draft:
+    wanted = map(stamped, objects)
+    return draft.apply(*(o for o in wanted if differs(snapshot.child(o["kind"], o["metadata"]["name"]), o)))
 
 
-def _colours(draft: Draft) -> Iterable[Colour]:
-    """One colour for each revision, under one name for its whole life.
+# A gateway of our own
 
-    Envoy makes a new host, on which nothing runs, of an endpoint that changes its colour, and forgets what
-    still runs on the old one. So a group on its way out stays where it is: with its colour's weight at 0, or
-    marked as leaving beside groups that stay.
+
+def _managed(snapshot: Snapshot, draft: Draft, spec: MoESpec, intent: Intent) -> Draft:
+    draft = _apply(snapshot, draft, gateway_objects(_owner(snapshot), spec, snapshot.policy))
+    there = snapshot.child(KIND, gateway_name(snapshot.name))
+    if there is None:
+        return _marked(snapshot, draft, set())
+    acks = [] if through_route(snapshot) else serving_acks(snapshot)
+    if not acks or any(ack.generation < intent.generation for ack in acks):
+        return draft
+    return _without(draft, [there, *_backends(snapshot)], "the managed gateway has taken over")
+
+
+def _refresh_keys(snapshot: Snapshot, draft: Draft) -> Draft:
+    """Repeat the deployment's annotation on each gateway pod.
+
+    A kubelet that sees a pod change syncs its volumes, and with them the Secret of the keys, at once.
     """
-    for revision in sorted({g.revision for g in draft.groups}):
-        staying = [g.endpoint for g in draft.groups_of(revision) if g.endpoint and _serves(draft, g)]
-        standby = [g.endpoint for g in draft.groups_of(revision) if g.endpoint and _stands_by(draft, g)]
-        if revision in draft.weights and staying:
-            marked = [endpoint.model_copy(update={"leaving": True}) for endpoint in standby]
-            yield Colour(revision=revision, weight=draft.weights[revision], endpoints=[*staying, *marked])
-        elif standby:
-            yield Colour(revision=revision, weight=0, endpoints=standby)
+    wish = (snapshot.object["metadata"].get("annotations") or {}).get(ANNOTATION_REFRESH_KEYS)
+    if not wish:
+        return draft
+    marks = {ANNOTATION_REFRESH_KEYS: wish}
+    behind = [
+        pod
+        for pod in gateway_pods(snapshot)
+        if (pod["metadata"].get("annotations") or {}).get(ANNOTATION_REFRESH_KEYS) != wish
+    ]
+    return draft.mark(*(Mark(pod_mark(pod, annotations=marks)) for pod in behind))
 
 
-def _serves(draft: Draft, group: Group) -> bool:
-    return group.serving and (group.revision, group.replica) not in draft.leaving
+# A gateway of others
 
 
-def _stands_by(draft: Draft, group: Group) -> bool:
-    return draft.leaving.get((group.revision, group.replica)) is Leave.STANDBY
+def _external(snapshot: Snapshot, draft: Draft, spec: MoESpec, to: HttpRouteRef, intent: Intent) -> Draft:
+    if KIND not in snapshot.children:
+        said = "the API server does not serve gateway.networking.k8s.io/v1 HTTPRoutes"
+        draft = draft.stalled(Reason.GATEWAY_API_ABSENT, said)
+        return draft.say(ConditionType.GATEWAY_READY, "False", Reason.GATEWAY_API_ABSENT, said)
+    before, owner = observed_route(snapshot), _owner(snapshot)
+    wanted = wanted_weights(intent, draft.status.active_revision or draft.status.target_revision)
+    weights = next_weights(wanted, before)
+    same = before is not None and before.weights == weights
+    since = (before.since if before and same else "") or moment(snapshot.now)
+    generation = intent.generation if weights == wanted else ON_THE_WAY
+    draft = _marked(snapshot, draft, {e.pod for c in intent.colours for e in c.endpoints if not e.leaving})
+    backends = [backend_service(owner, revision) for revision in sorted(weights)]
+    draft = _apply(snapshot, draft, [*backends, http_route(owner, spec, to, weights, generation, since)])
+    managed = list(_managed_objects(snapshot))
+    if before and same and before.known:
+        return _without(
+            draft, [*managed, *_backends(snapshot, weights)], "no request comes this way any more"
+        )
+    draft = draft.wake(before.settled_in if before and same else SETTLE_SECONDS)
+    return _apply(snapshot, draft, gateway_objects(owner, spec, snapshot.policy)) if managed else draft
 
 
-def _numbered(draft: Draft, wanted: Intent) -> Intent:
-    before = draft.intent
-    if before and before.model_copy(update={"generation": 0}) == wanted:
-        return before
-    newest = max(before.generation if before else 0, draft.status.gateway.generation)
-    return wanted.model_copy(update={"generation": newest + 1})
+def _without(draft: Draft, objects: Iterable[Obj], why: str) -> Draft:
+    refs = tuple(map(ref_of, objects))
+    return draft.delete(Delete(refs, why)) if refs else draft
+
+
+def _managed_objects(snapshot: Snapshot) -> Iterable[Obj]:
+    name = gateway_name(snapshot.name)
+    return (found for kind in MANAGED_KINDS if (found := snapshot.child(kind, name)))
+
+
+def _backends(snapshot: Snapshot, needed: Container[str] = ()) -> Iterable[Obj]:
+    """Services of revisions that a route does not need."""
+    for service in snapshot.children.get("Service", ()):
+        labels = service["metadata"].get("labels") or {}
+        revision = labels.get(LABEL_REVISION)
+        if labels.get(LABEL_COMPONENT) == COMPONENT_GATEWAY and revision and revision not in needed:
+            yield service
+
+
+def _marked(snapshot: Snapshot, draft: Draft, serving: set[str]) -> Draft:
+    """Leaders carry the mark by which a backend's Service finds them exactly while they serve."""
+    wrong = [p for p in snapshot.pods if is_marked(p) != (p["metadata"]["name"] in serving)]
+    marks = [pod_mark(p, labels={} if is_marked(p) else SERVING) for p in wrong]
+    return draft.mark(*map(Mark, marks))

@@ -1,4 +1,4 @@
-"""Step 6: the pods of every group: made, kept whole, remade, or led away.
+"""Step 7: the pods of every group: made, kept whole, remade, or led away.
 
 A wanted group gets its missing ranks once its placement is on record, its nodes hold its files (``stage``)
 and nothing of an earlier life is left. A group that lost a rank is remade as a whole, within its restart
@@ -15,7 +15,7 @@ from moe_operator.api.moments import elapsed, moment
 from moe_operator.api.names import COMPONENT_ENGINE, LABEL_COMPONENT, LABEL_REPLICA, LABEL_REVISION
 from moe_operator.api.spec import MoESpec, Restart
 from moe_operator.api.status import PlacementStatus
-from moe_operator.reconcile.actions import Delete, Event, Obj, Ref
+from moe_operator.reconcile.actions import Delete, Event, Obj, Ref, ref_of
 from moe_operator.reconcile.draft import Draft
 from moe_operator.reconcile.drift import differs, stamped
 from moe_operator.reconcile.gateway_acks import draining_acks, serving_acks
@@ -24,6 +24,7 @@ from moe_operator.reconcile.snapshot import Snapshot
 from moe_operator.resources.engine_pod import RankSeat, engine_pod
 from moe_operator.resources.group_service import group_service
 from moe_operator.resources.manifest_config_map import manifest_key
+from moe_operator.resources.network_policy import group_policy
 from moe_operator.resources.ownership import Owner
 from moe_operator.rollout.groups import Group, after_loss, backoff_left, loss
 from moe_operator.rollout.rank_pod import RankPod, Trouble
@@ -33,6 +34,7 @@ from moe_operator.rollout.revision import Revision
 LOST_GRACE_SECONDS = 2  # ranks of a lost group hang in a collective; waiting for them helps nobody
 RETIRED_GRACE_SECONDS = 3  # nothing runs on it any more, and a worker whose leader went first ignores SIGTERM
 LOOK_SECONDS = 1.0
+OF_GROUPS = ("Service", "NetworkPolicy")
 
 
 def serve(snapshot: Snapshot, draft: Draft) -> Draft:
@@ -107,9 +109,12 @@ def _create(snapshot: Snapshot, draft: Draft, group: Group, revision: Revision) 
     if revision.view and (group.revision, group.replica) not in draft.staged:
         return draft
     owner = Owner(snapshot.name, snapshot.namespace, snapshot.uid)
-    service = stamped(group_service(owner, group.revision, group.replica))
-    if differs(snapshot.child("Service", service["metadata"]["name"]), service):
-        draft = draft.apply(service)
+    network = [group_service(owner, group.revision, group.replica)]
+    if snapshot.policy.network_policies.enabled:
+        network.append(group_policy(owner, group.revision, group.replica))
+    for obj in map(stamped, network):
+        if differs(snapshot.child(obj["kind"], obj["metadata"]["name"]), obj):
+            draft = draft.apply(obj)
     key = manifest_key(config_map) if config_map else ""
     nodes = {r.rank: r.node for r in placement.ranks}
     seats = [
@@ -155,10 +160,11 @@ def _forget(draft: Draft, group: Group) -> Draft:
 
 
 def _sweep(snapshot: Snapshot, draft: Draft) -> Draft:
-    """Services whose group is gone: found by what is there, so that a crash leaks none."""
+    """Services and policies whose group is gone: found by what is there, so that a crash leaks none."""
     live = {(g.revision, str(g.replica)) for g in draft.groups}
-    services = [s for s in snapshot.children.get("Service", ()) if _is_orphan(s, live)]
-    return draft.delete(Delete(tuple(map(_ref, services)), "its group is gone")) if services else draft
+    there = (obj for kind in OF_GROUPS for obj in snapshot.children.get(kind, ()))
+    orphans = [obj for obj in there if _is_orphan(obj, live)]
+    return draft.delete(Delete(tuple(map(ref_of, orphans)), "its group is gone")) if orphans else draft
 
 
 def _end(snapshot: Snapshot, draft: Draft, pods: Iterable[RankPod], grace: int, why: str) -> Draft:
@@ -175,14 +181,9 @@ def _is_of(placement: PlacementStatus, group: Group) -> bool:
     return (placement.revision, placement.replica) == (group.revision, group.replica)
 
 
-def _is_orphan(service: Obj, live: set[tuple[str, str]]) -> bool:
-    meta = service["metadata"]
+def _is_orphan(obj: Obj, live: set[tuple[str, str]]) -> bool:
+    meta = obj["metadata"]
     labels = meta.get("labels") or {}
     of_group = labels.get(LABEL_COMPONENT) == COMPONENT_ENGINE and LABEL_REPLICA in labels
     group = (labels.get(LABEL_REVISION, ""), labels.get(LABEL_REPLICA, ""))
     return of_group and group not in live and not meta.get("deletionTimestamp")
-
-
-def _ref(obj: Obj) -> Ref:
-    meta = obj["metadata"]
-    return Ref(obj["kind"], meta["namespace"], meta["name"], meta.get("uid", ""))

@@ -80,7 +80,8 @@ class Snapshot:
     policy: OperatorPolicy
     object: Obj  # the MoEDeployment as the API server returned it
     pods: tuple[Obj, ...] = ()  # every pod that carries the deployment label
-    children: Mapping[str, tuple[Obj, ...]] = field(default_factory=dict)  # kind → objects with the label
+    # kind → objects with the label; a kind that the API server does not serve is not in it
+    children: Mapping[str, tuple[Obj, ...]] = field(default_factory=dict)
     namespace_terminating: bool = False
     cluster: Cluster | None = None
     fleet: Fleet | None = None

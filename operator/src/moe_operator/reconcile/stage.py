@@ -1,4 +1,4 @@
-"""Step 4: every byte on every node before any of its GPUs is taken.
+"""Step 5: every byte on every node before any of its GPUs is taken.
 
 A Job without GPUs brings each node of the target its files, while the active revision serves. The engine
 pods of a group are created only when every node of the group is done; their own stager then links in

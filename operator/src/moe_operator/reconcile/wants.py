@@ -18,6 +18,7 @@ from moe_operator.reconcile.actions import Obj
 from moe_operator.reconcile.collect import due_stores
 from moe_operator.reconcile.decide import first_draft
 from moe_operator.reconcile.draft import Draft
+from moe_operator.reconcile.external_route import through_route
 from moe_operator.reconcile.gateway_acks import draining_gateways, gateway_pods
 from moe_operator.reconcile.place import rollout_failed, unplaced
 from moe_operator.reconcile.plan import plan_step
@@ -53,7 +54,7 @@ def wants(snapshot: Snapshot) -> Wants:
             p.name: p.ip for g in draft.groups for p in g.current if p.ip and not p.staged and not p.ended
         }
         | {p["metadata"]["name"]: _ip(p) for p in snapshot.pods if _is_pulling(p)},
-        leaders={leader.name: leader.ip for _, leader in unproven},
+        leaders={leader.name: leader.ip for _, leader in unproven} | _behind_route(snapshot, draft),
         completions={
             leader.name: served_name(snapshot, draft.records[group.revision].spec)
             for group, leader in unproven
@@ -71,6 +72,13 @@ def _is_staged(draft: Draft, group: Group) -> bool:
 
 def _is_pulling(pod: Obj) -> bool:
     return _component(pod) == COMPONENT_STAGER and _running(pod) and bool(_ip(pod))
+
+
+def _behind_route(snapshot: Snapshot, draft: Draft) -> dict[str, str]:
+    """Leaders that only we can ask: a gateway of others tells nobody what runs on them."""
+    if draft.intent is None or not through_route(snapshot):
+        return {}
+    return {e.pod: e.address for colour in draft.intent.colours for e in colour.endpoints}
 
 
 def _must_place(draft: Draft) -> bool:

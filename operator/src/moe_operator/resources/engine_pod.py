@@ -33,7 +33,7 @@ from moe_operator.api.spec import MoESpec
 from moe_operator.engines.known import ENGINES
 from moe_operator.engines.launch import Launch, RankCommand
 from moe_operator.resources.model_source import StagerSource, stager_source, store_volume
-from moe_operator.resources.ownership import Owner
+from moe_operator.resources.ownership import Owner, pull_secrets
 from moe_operator.resources.stager import (
     MANIFEST_MOUNT,
     PROGRESS_PORT_NAME,
@@ -104,6 +104,7 @@ def engine_pod(
             ],
             "containers": [_engine_container(spec, command, seat, staged), *_sidecars(spec)],
             "volumes": _volumes(spec, revision, cache, source, staged),
+            **pull_secrets([*(s.name for s in spec.engine.image_pull_secrets), *policy.images.pull_secrets]),
             **_scheduling(spec),
         },
     }
@@ -234,7 +235,6 @@ def _scheduling(spec: MoESpec) -> Obj:
         "serviceAccountName": spec.pod.service_account_name,
         "hostNetwork": True if network.host_network else None,
         "dnsPolicy": "ClusterFirstWithHostNet" if network.host_network else None,
-        "imagePullSecrets": [{"name": s.name} for s in spec.engine.image_pull_secrets] or None,
         "resourceClaims": [_dump(claim) for claim in spec.accelerators.claims] or None,
     }
     return {key: value for key, value in optional.items() if value is not None}

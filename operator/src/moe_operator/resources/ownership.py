@@ -1,8 +1,8 @@
-"""What every child carries: its place in the tree, its labels, and who owns it."""
+"""What children carry: their place in the tree, their labels, who owns them, and what pulls their images."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,3 +45,17 @@ class Owner:
         if annotations:
             meta["annotations"] = dict(annotations)
         return meta
+
+
+def pull_secrets(names: Iterable[str]) -> Obj:
+    """`imagePullSecrets` of a pod's spec, each once; nothing when there are none."""
+    secrets = [{"name": name} for name in dict.fromkeys(names)]
+    return {"imagePullSecrets": secrets} if secrets else {}
+
+
+def pod_mark(pod: Obj, **marks: Mapping[str, str]) -> Obj:
+    """``labels`` or ``annotations`` for a pod that lives already, to be applied by a manager of their own."""
+    meta = pod["metadata"]
+    identity = {name: meta[name] for name in ("name", "namespace", "uid")}
+    given = {kind: dict(values) for kind, values in marks.items()}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {**identity, **given}}

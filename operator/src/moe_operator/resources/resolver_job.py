@@ -13,7 +13,7 @@ from moe_operator.api.names import (
 from moe_operator.api.policy import CacheClass, OperatorPolicy
 from moe_operator.api.spec import ModelSpec
 from moe_operator.resources.model_source import stager_source
-from moe_operator.resources.ownership import Owner
+from moe_operator.resources.ownership import Owner, pull_secrets
 from moe_operator.resources.security import RESTRICTED_CONTAINER
 from moe_operator.resources.stager import allowed_hosts, permanent_exits_fail
 
@@ -66,6 +66,7 @@ def resolver_job(owner: Owner, name: str, model: ModelSpec, cache: CacheClass, p
                     "restartPolicy": "Never",
                     "automountServiceAccountToken": False,
                     "terminationGracePeriodSeconds": 5,
+                    **pull_secrets(policy.images.pull_secrets),
                     "containers": [container],
                     "volumes": list(source.volumes),
                 },

@@ -17,6 +17,7 @@ from moe_operator.api.names import (
     FIELD_MANAGER,
     FINALIZER,
     KIND,
+    MARK_FIELD_MANAGER,
     STATUS_FIELD_MANAGER,
     bounded,
     digest,
@@ -28,6 +29,7 @@ from moe_operator.reconcile.actions import (
     Decision,
     Delete,
     Event,
+    Mark,
     RemoveFinalizer,
 )
 from moe_operator.reconcile.snapshot import Snapshot
@@ -127,6 +129,9 @@ class _Pass:
         match action:
             case Apply(obj):
                 await self._kube.apply(obj, manager=FIELD_MANAGER)
+                self.writes += 1
+            case Mark(obj):
+                await self._kube.apply(obj, manager=MARK_FIELD_MANAGER)
                 self.writes += 1
             case Delete():
                 await self._delete(action)

@@ -42,6 +42,7 @@ from moe_operator.runtime.kube import (
     CONTROLLER_REVISION,
     DEPLOYMENT,
     EVENT,
+    HTTP_ROUTE,
     JOB,
     MOE_DEPLOYMENT,
     NAMESPACE,
@@ -65,6 +66,7 @@ CHILD_KINDS: tuple[Kind, ...] = (
     SERVICE_ACCOUNT, ROLE, ROLE_BINDING,
 )  # fmt: skip
 
+OPTIONAL_KINDS: tuple[Kind, ...] = (HTTP_ROUTE,)  # children whose CRD a cluster may lack
 OURS = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 STORE_JOBS = f"{OURS},{LABEL_COMPONENT} in ({COMPONENT_STAGER},{COMPONENT_COLLECTOR})"
 ENGINES = f"{OURS},{LABEL_COMPONENT}={COMPONENT_ENGINE}"
@@ -125,10 +127,12 @@ class Observer:
                 return None
             raise
         labels = f"{LABEL_DEPLOYMENT}={label_value(key.name)}"
+        kinds = (*CHILD_KINDS, *OPTIONAL_KINDS)
         terminating, pods, *children = await _together(
             self._namespace_terminating(key.namespace),
             self._list(POD, key.namespace, labels),
             *(self._list(kind, key.namespace, labels) for kind in CHILD_KINDS),
+            *(self._list_if_served(kind, key.namespace, labels) for kind in OPTIONAL_KINDS),
         )
         uid = obj["metadata"]["uid"]
         snapshot = Snapshot(
@@ -138,7 +142,8 @@ class Observer:
             pods=tuple(pod for pod in pods if _not_anothers(pod, uid)),
             children={
                 kind.kind: tuple(child for child in found if _owner(child).get("uid") == uid)
-                for kind, found in zip(CHILD_KINDS, children, strict=True)
+                for kind, found in zip(kinds, children, strict=True)
+                if found is not None
             },
             namespace_terminating=terminating,
             last_error=last_error,
@@ -221,6 +226,14 @@ class Observer:
         self, kind: Kind, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> tuple[Obj, ...]:
         return (await self._kube.list(kind, namespace, labels=labels, fields=fields)).items
+
+    async def _list_if_served(self, kind: Kind, namespace: str, labels: str) -> tuple[Obj, ...] | None:
+        try:
+            return await self._list(kind, namespace, labels)
+        except ApiError as error:
+            if error.not_found:
+                return None
+            raise
 
 
 def _owner(obj: Obj) -> Mapping[str, Any]:

@@ -221,7 +221,7 @@ class PodWorker:
         self._ending_within = min(grace, self._ending_within)
 
     async def _stop(self, grace: float, afterwards: Afterwards) -> None:
-        await asyncio.gather(*(c.stop(grace) for c in self._everything()))
+        await self._stop_containers(grace)
         self._life.cancel()
         self._reports.cancel()
         await asyncio.wait({self._life, self._reports})
@@ -229,6 +229,13 @@ class PodWorker:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         shutil.rmtree(self._root, ignore_errors=True)
         self._on_end()
+
+    async def _stop_containers(self, grace: float) -> None:
+        """Sidecars last, the newest first, in what is left of the grace period."""
+        deadline = asyncio.get_running_loop().time() + grace
+        await asyncio.gather(*(c.stop(grace) for c in self._everything() if not c.sidecar))
+        for sidecar in (c for c in reversed(self._inits) if c.sidecar):
+            await sidecar.stop(max(0.0, deadline - asyncio.get_running_loop().time()))
 
     async def _release(self) -> None:
         """Say the last word about the pod and let go of the API object."""

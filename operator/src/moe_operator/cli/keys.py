@@ -1,0 +1,166 @@
+"""``kubectl moe keys``: API keys of a gateway, with the user's own kubectl and rights.
+
+A key is made here and shown once; only its SHA-256 ever goes into the Secret. The operator has no access to
+Secrets: the kubelet brings them to the gateway pods, within a minute and a half by itself, at once after
+``refresh``.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import secrets
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from moe_operator.api.names import ANNOTATION_REFRESH_KEYS, GROUP, PLURAL
+from moe_operator.gateway.keys import KeyHash, Keyring, keyring
+
+Obj = dict[str, Any]
+PREFIX = "moe-"
+RANDOM_BYTES = 32
+TIMEOUT_SECONDS = 60
+RESOURCE = f"{PLURAL}.{GROUP}"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One MoEDeployment, reached through ``kubectl`` with these flags."""
+
+    name: str
+    flags: tuple[str, ...]
+
+    def kubectl(self, *arguments: str) -> str:
+        """What kubectl prints; ClickException with its last line when it fails."""
+        command = ["kubectl", *self.flags, *arguments]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
+            )
+        except FileNotFoundError:
+            raise click.ClickException("kubectl is not on PATH") from None
+        except subprocess.TimeoutExpired:
+            raise click.ClickException(f"kubectl did not answer within {TIMEOUT_SECONDS} s") from None
+        if done.returncode:
+            said = done.stderr.strip().splitlines()
+            raise click.ClickException(f"kubectl {arguments[0]}: {said[-1] if said else 'failed'}")
+        return done.stdout
+
+    def secret_name(self) -> str:
+        """The Secret that the deployment's gateway takes its keys from."""
+        found = json.loads(self.kubectl("get", RESOURCE, self.name, "-o", "json"))
+        auth = ((found.get("spec") or {}).get("gateway") or {}).get("auth")
+        if not auth:
+            raise click.ClickException(f"{self.name} asks for no API keys: spec.gateway.auth is not set")
+        return str(auth["secretRef"]["name"])
+
+    def entries(self, secret: str) -> dict[str, str]:
+        """Entries of a Secret as text; one that is no text is none of ours and reads as such."""
+        data: Mapping[str, str] = json.loads(self.kubectl("get", "secret", secret, "-o", "json")).get(
+            "data", {}
+        )
+        return {name: base64.b64decode(value).decode(errors="replace") for name, value in data.items()}
+
+    def refresh(self) -> None:
+        """Have the kubelets of the gateway pods read the Secret now."""
+        wish = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+        self.kubectl("annotate", RESOURCE, self.name, f"{ANNOTATION_REFRESH_KEYS}={wish}", "--overwrite")
+
+
+def _with_target(command: Any) -> Any:
+    for option in (
+        click.option("-n", "--namespace", metavar="NS", help="Namespace of the deployment."),
+        click.option("--context", "kube_context", metavar="NAME", help="kubectl's context."),
+        click.argument("name"),
+    ):
+        command = option(command)
+    return command
+
+
+def _target(name: str, namespace: str | None, kube_context: str | None) -> Target:
+    flags = [
+        *(("-n", namespace) if namespace else ()),
+        *(("--context", kube_context) if kube_context else ()),
+    ]
+    return Target(name, tuple(flags))
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def keys() -> None:
+    """Make, list and revoke API keys of a gateway; have changes taken up at once."""
+
+
+@keys.command()
+@click.argument("key_id")
+@click.option("--secret", default="SECRET", help="Name of the Secret, for the command that is printed.")
+@click.option("--expires", metavar="TIME", help="RFC 3339 time from which the key opens nothing.")
+def create(key_id: str, secret: str, expires: str | None) -> None:
+    """Make a random key, show it once, and say what to put into the Secret. Sends nothing anywhere."""
+    key = PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
+    entry = hashlib.sha256(key.encode()).hexdigest() + (f",expires={expires}" if expires else "")
+    problems = keyring({key_id: entry}).problems
+    if problems:
+        raise click.ClickException(problems[0])
+    patch = json.dumps({"stringData": {key_id: entry}})
+    click.echo(f"key, shown this once:  {key}")
+    click.echo(f"entry of the Secret:   {key_id}: {entry}")
+    click.echo(f"to add it:             kubectl patch secret {secret} --type merge -p '{patch}'")
+
+
+@keys.command("list")
+@_with_target
+def list_keys(name: str, namespace: str | None, kube_context: str | None) -> None:
+    """List the ids that open a deployment's gateway, with expiry; neither keys nor hashes."""
+    target = _target(name, namespace, kube_context)
+    ring = keyring(target.entries(target.secret_name()))
+    click.echo("\n".join(_table(ring)))
+    for problem in ring.problems:
+        click.echo(f"opens nothing: {problem}", err=True)
+
+
+@keys.command()
+@_with_target
+@click.argument("key_id")
+def revoke(name: str, namespace: str | None, kube_context: str | None, key_id: str) -> None:
+    """Take every value of a key out of the Secret, and have the gateways notice now."""
+    target = _target(name, namespace, kube_context)
+    secret = target.secret_name()
+    found = [entry for entry, text in target.entries(secret).items() if _opens(entry, text, key_id)]
+    if not found:
+        raise click.ClickException(f"Secret {secret} holds no key {key_id}")
+    patch = json.dumps([{"op": "remove", "path": f"/data/{entry}"} for entry in sorted(found)])
+    target.kubectl("patch", "secret", secret, "--type", "json", "-p", patch)
+    target.refresh()
+    click.echo(f"{len(found)} value(s) of {key_id} revoked; the gateways of {name} are told")
+
+
+@keys.command()
+@_with_target
+def refresh(name: str, namespace: str | None, kube_context: str | None) -> None:
+    """Have the gateway pods take up the Secret as it is now."""
+    _target(name, namespace, kube_context).refresh()
+    click.echo(f"the gateways of {name} are told")
+
+
+def _opens(entry: str, text: str, key_id: str) -> bool:
+    return key_id in keyring({entry: text}).key_ids
+
+
+def _table(ring: Keyring) -> list[str]:
+    width = max((len(key_id) for key_id in ring.key_ids), default=0)
+    lines = [f"{'ID':<{max(width, 2)}}  VALUES  EXPIRES"]
+    for key_id in ring.key_ids:
+        values = [key for key in ring.hashes if key.key_id == key_id]
+        expiries = ", ".join(sorted({_expiry(key) for key in values}))
+        lines.append(f"{key_id:<{max(width, 2)}}  {len(values):<6}  {expiries}")
+    return lines
+
+
+def _expiry(key: KeyHash) -> str:
+    return datetime.fromtimestamp(key.expires, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if key.expires else "never"
