@@ -56,9 +56,7 @@ async def test_a_gitops_tool_that_applies_every_second_finds_nothing_to_change(w
     """Argo CD and Flux apply the same manifest again and again with field managers of their own."""
     first = deepseek(world.site, world.namespace)
     second = merge(first, {"spec": {"engine": {"image": world.site.images.stub_of("0.33.1")}}})
-    for manager in (ARGO, FLUX):
-        await world.apply(first, manager)
-    await world.until(NAME, settled, "the first revision serves")
+    await world.serve(first)
     for manager in (ARGO, FLUX):
         await world.apply(second, manager)
     generation = (await world.view(NAME)).generation
