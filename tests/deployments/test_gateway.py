@@ -55,6 +55,7 @@ async def test_keys_of_a_secret_open_the_gateway_and_changes_of_it_are_taken_up(
     await site.apply(moe_deployment(gateway=gateway))
     await site.until(site.stable, "it is stable before there is any key")
     assert await status_of(site) == await status_of(site, "first") == 401, "closed without its Secret"
+    assert "it has none: nobody gets in" in site.condition("GatewayReady")["message"]
     pods = site.uids("gateway")
     await site.apply(secret(alice="first"))
     await until_status(site, "first", 200)

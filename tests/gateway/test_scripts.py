@@ -180,7 +180,7 @@ SSE, JSON = {"content-type": "text/event-stream; charset=utf-8"}, {"content-type
     ("headers", "body", "told"),
     [
         (SSE, [TOKEN, TOKEN + LAST, DONE], {"prompt": 11, "completion": 20, "cached": 4}),
-        (SSE, [TOKEN, LAST[:50], LAST[50:60], LAST[60:] + DONE], {"prompt": 11, "completion": 20, "cached": 4}),
+        (SSE, [LAST[:50], LAST[50:60], LAST[60:] + DONE], {"prompt": 11, "completion": 20, "cached": 4}),
         (SSE, [TOKEN] * 20 + [DONE], {"events": 20}),
         (SSE, [TOKEN * 3], {"events": 3}),
         (SSE, [], {}),

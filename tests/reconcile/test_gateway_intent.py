@@ -54,7 +54,7 @@ def test_limits_per_key_are_divided_among_the_gateway_pods_and_rounded_up() -> N
 def test_every_member_of_the_spec_reaches_the_pods() -> None:
     intent = told(
         {
-            "auth": {"secretRef": {"name": "keys"}},
+            "auth": {"secretRef": {"name": "keys"}, "forwardAuthorization": True},
             "tls": {"secretRef": {"name": "certificate"}, "clientCaRef": {"name": "clients"}},
             "queue": {"maxWaiting": 7, "holdSeconds": 8},
             "longContext": {"thresholdTokens": 9, "maxConcurrent": 10},
@@ -66,7 +66,7 @@ def test_every_member_of_the_spec_reaches_the_pods() -> None:
             "otlp": {"endpoint": "collector:4317"},
         }
     )
-    assert intent.keys == Keys(directory="../keys")
+    assert intent.keys == Keys(directory="../keys", forward=True)
     assert intent.tls == Tls(directory="../tls", client_ca_directory="../client-ca")
     assert (intent.queue.max_waiting, intent.queue.hold_seconds) == (7, 8)
     assert intent.long_context and intent.long_context.threshold_tokens == 9

@@ -118,7 +118,9 @@ async def test_a_deployment_that_asks_for_keys_is_never_open(fresh: World) -> No
     await serving(fresh, gateway=AUTH)
     told = [w.object for w in fresh.kube.log if (w.kind, w.name) == ("ConfigMap", "k3-gateway")]
     assert told
-    assert all(json.loads(c["data"][INTENT_KEY])["keys"] == {"directory": "../keys"} for c in told)
+    assert all(
+        json.loads(c["data"][INTENT_KEY])["keys"] == {"directory": "../keys", "forward": False} for c in told
+    )
     assert "API keys of Secret keys are asked for" in gateway_ready(fresh)["message"]
 
 

@@ -45,7 +45,7 @@ async def serve(
         agent = Agent(store, envoy, find_envoy(), room_beside(admin), before_routes)
         room = WaitingRoom(lambda: agent.intent, agent.engines_ready)
         sources = (accounting.metrics, admission.metrics, partial(waiting, room.queue))
-        service = Service(agent, envoy, Drain(envoy), watch, sources)
+        service = Service(agent, envoy, Drain(envoy), watch, sources, admission.keys)
         async with (
             listening(listen, service.handle),
             listening(own, service.handle_own_pod),

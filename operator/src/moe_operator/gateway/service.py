@@ -28,13 +28,20 @@ class Service:
     """What the agent answers."""
 
     def __init__(
-        self, agent: Agent, admin: Admin, drain: Drain, watch: WatchState, sources: Sequence[Source] = ()
+        self,
+        agent: Agent,
+        admin: Admin,
+        drain: Drain,
+        watch: WatchState,
+        sources: Sequence[Source] = (),
+        keys: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._agent = agent
         self._admin = admin
         self._drain = drain
         self._watch = watch
         self._sources = sources  # of metrics
+        self._keys = keys  # how many open the gateway
         self._routes: dict[tuple[str, str], Route] = {
             ("GET", "/ack"): self._ack,
             ("GET", "/healthz"): self._healthz,
@@ -55,7 +62,8 @@ class Service:
         generation = int(_number(request, "wait_generation", -1))
         timeout = min(MAX_WAIT_SECONDS, _number(request, "timeout", MAX_WAIT_SECONDS))
         ack = await self._agent.ack_of(generation, timeout) if generation >= 0 else await self._agent.ack()
-        return Response(ack.model_dump_json(by_alias=True), content_type=JSON)
+        whole = ack.model_copy(update={"keys": self._keys()})
+        return Response(whole.model_dump_json(by_alias=True), content_type=JSON)
 
     async def _healthz(self, _: Request) -> Response:
         return Response("ok\n")

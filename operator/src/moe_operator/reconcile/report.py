@@ -7,9 +7,11 @@ A condition keeps its transition time until its status changes, so an unchanged 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from moe_operator.api.conditions import ConditionType, Reason
+from moe_operator.api.intent import Ack
 from moe_operator.api.moments import moment
 from moe_operator.api.names import (
     COMPONENT_ENGINE,
@@ -96,7 +98,7 @@ def _gateway(snapshot: Snapshot, draft: Draft) -> Draft:
     if acked < generation or any(p["kind"] == "ConfigMap" for p in draft.applies):
         said = f"configuration {generation} is on its way; the slowest gateway pod runs {acked}"
         return draft.say(kind, "False", Reason.GATEWAY_STARTING, said).wake(LOOK_SECONDS)
-    said = f"{len(acks)} gateway pod(s) run configuration {generation}; {_who_gets_in(draft)}"
+    said = f"{len(acks)} gateway pod(s) run configuration {generation}; {_who_gets_in(draft, acks)}"
     return draft.say(kind, "True", Reason.GATEWAY_READY, said)
 
 
@@ -116,7 +118,7 @@ def _route(snapshot: Snapshot, draft: Draft) -> Draft:
     return draft.say(kind, "True", Reason.GATEWAY_READY, f"the HTTPRoute is accepted; weights {shares}")
 
 
-def _who_gets_in(draft: Draft) -> str:
+def _who_gets_in(draft: Draft, acks: Iterable[Ack]) -> str:
     """The door in words: nobody should have to read a spec to learn that it is open."""
     spec = gateway_spec(draft)
     auth = spec.gateway.auth if spec else None
@@ -124,7 +126,8 @@ def _who_gets_in(draft: Draft) -> str:
         return "open to whoever can connect: no API keys are asked for"
     secret = f"API keys of Secret {auth.secret_ref.name}"
     if draft.intent and draft.intent.keys:
-        return f"{secret} are asked for"
+        missing = ", and it has none: nobody gets in" if any(ack.keys == 0 for ack in acks) else ""
+        return f"{secret} are asked for{missing}"
     return f"open until every gateway pod has the {secret} mounted"
 
 
