@@ -14,11 +14,13 @@ from functools import cache
 from typing import Any
 
 import pytest
+from moe_operator.api.manifest import ManifestFile
 from moe_operator.runtime.kube import KINDS, MOE_DEPLOYMENT, NODE
 
 from tests.simulator.scenes import fresh_world, serving
-from tests.simulator.world import World, moe_deployment
+from tests.simulator.world import World, facts, moe_deployment
 
+NEXT = "https://models.example/next"
 Scenario = Callable[[World], Awaitable[None]]
 
 
@@ -37,6 +39,25 @@ async def change_revision(world: World) -> None:
     await world.until(lambda: world.stable("k3") and world.status("k3")["activeRevision"] != before)
 
 
+async def change_the_model(world: World) -> None:
+    """New files on the way in, old ones on the way out; one node's disk is full for a while."""
+    before = world.status("k3")["activeRevision"]
+    world.kubelet.manifests[NEXT] = facts(NEXT, "deepseek-v3.1", 600_000_000_000).model_copy(
+        update={"files": [ManifestFile(path="model.safetensors", size=600_000_000_000, sha256="cd" * 32)]}
+    )
+    world.kubelet.stores.capacity["h20-2"] = 1
+    await world.edit("k3", to_the_next_model)
+    await world.until(lambda: bool(world.condition("k3", "Stalled")))
+    world.kubelet.stores.capacity.clear()
+    await world.until(lambda: world.stable("k3") and world.status("k3")["activeRevision"] != before)
+    await world.until(lambda: all(len(s["views"]) == 1 for s in world.status("k3")["stores"]))
+
+
+def to_the_next_model(spec: dict[str, Any]) -> None:
+    spec["model"]["source"] = NEXT
+    spec["weights"] = {"retainRevisions": 0}
+
+
 async def lose_a_rank(world: World) -> None:
     victim = next(p for p in world.engine_pods() if p["metadata"]["name"].endswith("-1"))
     world.kubelet.kill(victim)
@@ -53,6 +74,7 @@ async def delete(world: World) -> None:
 SCENARIOS: dict[str, tuple[Scenario, Scenario]] = {
     "create": (nothing, create),
     "change_revision": (serving, change_revision),
+    "change_the_model": (serving, change_the_model),
     "lose_a_rank": (serving, lose_a_rank),
     "delete": (serving, delete),
 }

@@ -16,22 +16,24 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from moe_operator.api.names import pod_name
+from moe_operator.api.manifest import Manifest, ManifestFile
+from moe_operator.api.names import digest, pod_name
 from moe_operator.reconcile.decide import decide
 from moe_operator.reconcile.wants import wants
 from moe_operator.runtime.execute import Executor
-from moe_operator.runtime.kube import POD
+from moe_operator.runtime.kube import JOB, NODE, POD
 from moe_operator.runtime.metrics import OperatorMetrics
 from moe_operator.runtime.observe import Observer
 from moe_operator.runtime.reconcile_loop import ReconcileLoop
 from moe_operator.runtime.wakeups import Key
 from moe_operator.sandbox import nodes
 
-from tests.simulator.world import EverythingGoes, Killed, World, moe_deployment
+from tests.simulator.world import EverythingGoes, Killed, World, facts, moe_deployment
 
 Obj = dict[str, Any]
 GPUS = 8
 PASSES = 10
+SOURCES = {f"vllm:{name}": f"https://models.example/{name}" for name in ("blue", "green", "red")}
 SHAPES = {"a": (2, 8), "b": (1, 8), "c": (1, 4)}  # nodes × GPUs of each deployment
 
 
@@ -110,6 +112,19 @@ class Busy(World):
     async def step(self, seconds: float = 1.0) -> None:
         await super().step(seconds)
         self.no_gpu_is_given_twice()
+        self.nodes_take_turns()
+
+    def nodes_take_turns(self) -> None:
+        """One pull from the source at a time over all deployments; a store is filled or freed, never both."""
+        jobs = [
+            j for j in self.api.list(JOB).items if "moe-operator.io/node" in annotations(j) and not is_over(j)
+        ]
+        pulls = [j for j in jobs if "moe-operator.io/source-host" in annotations(j)]
+        assert sum("moe-operator.io/from-peers" not in annotations(j) for j in pulls) <= 1
+        by_node: dict[str, set[bool]] = {}
+        for job in jobs:
+            by_node.setdefault(annotations(job)["moe-operator.io/node"], set()).add(job in pulls)
+        assert all(len(kinds) == 1 for kinds in by_node.values()), "filled and freed at the same time"
 
     def no_gpu_is_given_twice(self) -> None:
         """What bound pods hold and what placements on record promise; a rank that has its pod counts once."""
@@ -130,11 +145,21 @@ class Busy(World):
         assert not over, f"promised or held at once: {over}"
 
 
+def annotations(obj: Obj) -> Obj:
+    return dict(obj["metadata"].get("annotations") or {})
+
+
+def is_over(job: Obj) -> bool:
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    return any(c["type"] in {"Complete", "Failed"} for c in conditions)
+
+
 def shape(name: str, image: str) -> Obj:
     count, gpus = SHAPES[name]
     return moe_deployment(
         name,
-        model={"source": "none"},
+        model={"source": SOURCES[image]},
+        weights={"maxConcurrentNodes": 1},
         engine={"type": "vLLM", "image": image},
         accelerators={"product": "NVIDIA-H20", "nodes": count, "gpusPerNode": gpus},
         restart={"maxGroupRestarts": 1000, "backoffSeconds": 0},
@@ -178,6 +203,26 @@ async def cordon_or_not(world: Busy, rng: random.Random) -> None:
     await world.cordon(f"h20-{rng.randrange(4)}", rng.random() < 0.5)
 
 
+async def fill_or_empty_a_disk(world: Busy, rng: random.Random) -> None:
+    node = f"h20-{rng.randrange(4)}"
+    if rng.random() < 0.5:
+        world.kubelet.stores.capacity[node] = rng.choice((0, 10, 20))
+    else:
+        world.kubelet.stores.capacity.pop(node, None)
+
+
+async def lose_a_disk(world: Busy, rng: random.Random) -> None:
+    node = f"h20-{rng.randrange(4)}"
+    (world.kubelet.stores.unmounted.add if rng.random() < 0.5 else world.kubelet.stores.unmounted.discard)(
+        node
+    )
+
+
+async def delete_a_job(world: Busy, rng: random.Random) -> None:
+    if jobs := world.api.list(JOB).items:
+        await world.user.delete(JOB, "default", rng.choice(jobs)["metadata"]["name"])
+
+
 async def time_passes(world: Busy, rng: random.Random) -> None:
     for _ in range(rng.randrange(1, 6)):
         await world.step()
@@ -185,14 +230,21 @@ async def time_passes(world: Busy, rng: random.Random) -> None:
 
 HAPPENINGS: tuple[Happening, ...] = (
     create_or_edit, create_or_edit, delete, more_gpus, kill_a_rank, delete_a_pod, kill_the_operator,
-    cordon_or_not, time_passes, time_passes,
+    cordon_or_not, fill_or_empty_a_disk, lose_a_disk, delete_a_job, time_passes, time_passes,
 )  # fmt: skip
+
+
+def manifest(source: str) -> Manifest:
+    files = [ManifestFile(path="model.safetensors", size=10, sha256=digest(source, 64))]
+    return facts(source, "deepseek-v3.1", 10).model_copy(update={"files": files})
 
 
 async def run(happenings: list[int], seed: int) -> None:
     rng = random.Random(seed)
     world = Busy("h20-4x8", admission=EverythingGoes())
     await world.build()
+    for source in SOURCES.values():
+        world.kubelet.manifests[source] = manifest(source)
     world.start_operator(rng)
     for number in happenings:
         await HAPPENINGS[number](world, rng)
@@ -203,6 +255,8 @@ async def run(happenings: list[int], seed: int) -> None:
 async def quiet(world: Busy) -> None:
     """Nothing is broken any more, and there is room for every rollout: then all of it comes to rest."""
     world.kube.kill_before = world.kube.kill_after = None
+    world.kubelet.stores.capacity.clear()
+    world.kubelet.stores.unmounted.clear()
     for node in nodes.build_nodes("h20-8x8"):
         await world.user.apply(node, manager="kubelet")
     await nodes.heartbeat(world.user, world.now, lambda name: "10.1.0.1")
@@ -214,6 +268,14 @@ async def quiet(world: Busy) -> None:
     assert owners == {key.name for key in world.deployment_keys()}
     for key in world.deployment_keys():
         assert len(world.engine_pods(key.name)) == SHAPES[key.name][0]
+    recorded = {
+        (store["node"], view)
+        for key in world.deployment_keys()
+        for store in world.status(key.name).get("stores") or ()
+        for view in store["views"]
+    }
+    names = [n["metadata"]["name"] for n in world.api.list(NODE).items]
+    assert {(n, view) for n in names for view in world.kubelet.stores.disk(n).views} >= recorded
 
 
 @given(

@@ -442,9 +442,7 @@ async def test_with_pipeline_stages_each_node_gets_the_layers_of_its_stages_only
     await no_pod_before_its_files(world, lambda: world.stable("k3"))
     ranks = world.status("k3")["placement"][0]["ranks"]
     held = [set(world.kubelet.stores.disk(r["node"]).blobs) for r in ranks]
-    assert [len(h) for h in held] == [32, 31], (
-        "layers 0–30 and the head's shard; 31–60 and the embedding's"
-    )
+    assert [len(h) for h in held] == [32, 31], "layers 0–30 and the head's shard; 31–60 and the embedding's"
     assert len(held[0] | held[1]) == 61 and len(held[0] & held[1]) == 2
     paths = {
         next(a for a in p["spec"]["containers"][0]["args"] if "/views/" in a) for p in world.engine_pods()
