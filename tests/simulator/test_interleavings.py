@@ -33,6 +33,7 @@ from tests.simulator.world import EverythingGoes, Killed, World, facts, moe_depl
 Obj = dict[str, Any]
 GPUS = 8
 PASSES = 10
+SIZE = 2 << 30  # worth handing on from node to node
 SOURCES = {f"vllm:{name}": f"https://models.example/{name}" for name in ("blue", "green", "red")}
 SHAPES = {"a": (2, 8), "b": (1, 8), "c": (1, 4)}  # nodes × GPUs of each deployment
 
@@ -206,7 +207,7 @@ async def cordon_or_not(world: Busy, rng: random.Random) -> None:
 async def fill_or_empty_a_disk(world: Busy, rng: random.Random) -> None:
     node = f"h20-{rng.randrange(4)}"
     if rng.random() < 0.5:
-        world.kubelet.stores.capacity[node] = rng.choice((0, 10, 20))
+        world.kubelet.stores.capacity[node] = rng.choice((0, SIZE, 2 * SIZE))
     else:
         world.kubelet.stores.capacity.pop(node, None)
 
@@ -235,8 +236,8 @@ HAPPENINGS: tuple[Happening, ...] = (
 
 
 def manifest(source: str) -> Manifest:
-    files = [ManifestFile(path="model.safetensors", size=10, sha256=digest(source, 64))]
-    return facts(source, "deepseek-v3.1", 10).model_copy(update={"files": files})
+    files = [ManifestFile(path="model.safetensors", size=SIZE, sha256=digest(source, 64))]
+    return facts(source, "deepseek-v3.1", SIZE).model_copy(update={"files": files})
 
 
 async def run(happenings: list[int], seed: int) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from moe_operator.api.manifest import Manifest, ManifestFile
 
 MODEL_REPO = "moonshotai/Tiny-K3"
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
 CONFIG = {"architectures": ["DeepseekV3ForCausalLM"], "num_hidden_layers": 4, "n_routed_experts": 16}
 
 
@@ -49,10 +51,7 @@ class Model:
         return directory
 
     def manifest_files(self) -> list[ManifestFile]:
-        return [
-            ManifestFile(path=path, size=len(data), sha256=sha256(data))
-            for path, data in sorted(self.files.items())
-        ]
+        return [_listed(path, data) for path, data in sorted(self.files.items())]
 
     def manifest(self, source: str, resolved: str = "") -> Manifest:
         return Manifest(source=source, resolved=resolved, files=self.manifest_files(), config=CONFIG)
@@ -62,6 +61,18 @@ class Model:
 
     def publisher_list(self) -> bytes:
         return json.dumps({"files": [file.model_dump() for file in self.manifest_files()]}).encode()
+
+
+def _listed(path: str, data: bytes) -> ManifestFile:
+    """What the resolver says about a file; the names in a shard's header tell its layers."""
+    file = ManifestFile(path=path, size=len(data), sha256=sha256(data))
+    if not path.endswith(".safetensors"):
+        return file
+    names = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    layers = {int(found[1]) if (found := _LAYER.search(name)) else None for name in names}
+    inside = sorted(layer for layer in layers if layer is not None)
+    span = (inside[0], inside[-1]) if inside else None
+    return file.model_copy(update={"layers": span, "outside": None in layers})
 
 
 def make_model(shards: int = 3, tensor_bytes: int = 40_000, seed: int = 1) -> Model:

@@ -58,6 +58,9 @@ class Staging(PolicyModel):
 
     peers: bool = True
     """Whether nodes of a deployment hand files on to each other, so that the source is read about once."""
+    peers_from_bytes: int = Field(default=1 << 30, ge=0)
+    """Models smaller than this are pulled from the source by every node: helping would cost more than it
+    saves."""
     source_limits: dict[SourceHost, SourceLimit] = Field(default={})
     """By source, as the annotation of staging Jobs spells it: the host for https://, oci:// and hf://
     (huggingface.co), else `s3://bucket`, `gs://bucket`, `az://account` or `pvc://namespace/claim`."""

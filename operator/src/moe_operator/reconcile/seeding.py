@@ -8,7 +8,7 @@ come up in time is done without.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from moe_operator.api.manifest import Manifest
@@ -46,9 +46,12 @@ class Seeding:
 NOBODY = Seeding({})
 
 
-def taking_part(snapshot: Snapshot, open_sites: Sequence[Site], every: Iterable[Site]) -> dict[str, Site]:
-    """Seeder's name → a site of its node, for all nodes that can help; empty when there is nobody to help."""
-    if not snapshot.policy.staging.peers or not open_sites:
+def taking_part(
+    snapshot: Snapshot, model_bytes: int, open_sites: Sequence[Site], every: Sequence[Site]
+) -> dict[str, Site]:
+    """Seeder's name → a site of its node, for all nodes that can help; empty when it is not worth while."""
+    rules = snapshot.policy.staging
+    if not rules.peers or model_bytes < rules.peers_from_bytes or not open_sites:
         return {}
     wanted = {s.revision.manifest for s in open_sites}
     sharing = {s.revision.manifest: _share(snapshot, s.revision.manifest, wanted) for s in every}

@@ -80,7 +80,8 @@ def _advanced(
     """With the Jobs and seeders of this wave; and node → host for those that wait for their turn."""
     blocked = {row.node for row in draft.status.staging if row.phase in {"Blocked", "Failed"}}
     pulling = [seen.site for seen in missing if seen.site.node not in blocked]
-    part = taking_part(snapshot, pulling, [seen.site for seen in looks])
+    size = draft.status.manifest.total_bytes
+    part = taking_part(snapshot, size, pulling, [seen.site for seen in looks])
     draft, seeding = with_seeders(snapshot, draft, part)
     if not any(waits_for_files(draft, group) for group in draft.groups):
         return draft, {}

@@ -64,7 +64,9 @@ def _of_look(seen: Look, before: StagingStatus | None, whole: int, host: str) ->
         return StagingStatus(node=node, phase="Waiting", bytes_total=total, message=said)
     if seen.progress is not None:
         return _moving(node, seen.progress)
-    if seen.trouble is not None and not seen.trouble.permanent:  # the Job will fail at once of a permanent one
+    if (
+        seen.trouble is not None and not seen.trouble.permanent
+    ):  # the Job will fail at once of a permanent one
         phase: StagingPhase = "Retrying" if _ended(seen.trouble) else "Pending"
         return _told(StagingStatus(node=node, phase=phase, bytes_total=total), seen.trouble)
     if before and before.phase in UNDER_WAY:
