@@ -78,7 +78,7 @@ class Handle:
 
 def judge(body: bytes | None, path: str = CHAT, lane: LongContext | None = None, **limits: int) -> Handle:
     told = Intent(generation=1, model="kimi", limits=Limits(**limits), long_context=lane)
-    handle = Handle(body, metadata(told, path)[LUA])
+    handle = Handle(body, metadata(told, path).get(LUA, {}))
     JUDGE(handle)
     return handle
 

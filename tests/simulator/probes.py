@@ -9,7 +9,7 @@ from typing import Any
 from moe_operator.api.intent import INTENT_KEY, Ack, HostState, Intent
 from moe_operator.api.manifest import StageProgress
 from moe_operator.reconcile.snapshot import GatewayProbe, LeaderProbe, ResolverProbe
-from moe_operator.runtime.kube import CONFIG_MAP, ApiError
+from moe_operator.runtime.kube import CONFIG_MAP, SECRET, ApiError
 from pydantic import ValidationError
 
 from tests.simulator.kubelet import SimulatedKubelet, ready
@@ -68,7 +68,14 @@ class SimulatedProbes:
         words = self.refusing.get(pod, "")
         hosts = list(self._hosts(pod, intent))
         return GatewayProbe(
-            pod, Ack(generation=intent.generation, accepted=not words, rejected=words, hosts=hosts)
+            pod,
+            Ack(
+                generation=intent.generation,
+                accepted=not words,
+                rejected=words,
+                hosts=hosts,
+                keys=self._keys(found) if intent.keys else None,
+            ),
         )
 
     def routed(self, gateway: Obj) -> set[str]:
@@ -99,6 +106,15 @@ class SimulatedProbes:
             )
         except (ApiError, ValidationError):
             return None
+
+    def _keys(self, pod: Obj) -> int:
+        """How many keys the kubelet has mounted; a Secret that is not there holds none."""
+        secret = next(v["secret"] for v in pod["spec"]["volumes"] if v["name"] == "keys")
+        try:
+            found = self.kubelet.api.get(SECRET, pod["metadata"]["namespace"], secret["secretName"])
+        except ApiError:
+            return 0
+        return len(found.get("data") or {})
 
     def _hosts(self, gateway: str, intent: Intent) -> Iterable[HostState]:
         for colour in intent.colours:

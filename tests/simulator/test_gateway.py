@@ -121,7 +121,12 @@ async def test_a_deployment_that_asks_for_keys_is_never_open(fresh: World) -> No
     assert all(
         json.loads(c["data"][INTENT_KEY])["keys"] == {"directory": "../keys", "forward": False} for c in told
     )
-    assert "API keys of Secret keys are asked for" in gateway_ready(fresh)["message"]
+    assert "Secret keys are asked for, and it has none: nobody gets in" in gateway_ready(fresh)["message"]
+    secret = {"name": "keys", "namespace": "default"}
+    await fresh.user.create(
+        {"apiVersion": "v1", "kind": "Secret", "metadata": secret, "stringData": {"alice": "ab" * 32}}
+    )
+    await fresh.until(lambda: gateway_ready(fresh)["message"].endswith("Secret keys are asked for"))
 
 
 async def test_switching_keys_on_waits_until_every_gateway_pod_has_them(served: World) -> None:

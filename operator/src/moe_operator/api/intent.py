@@ -55,7 +55,7 @@ class Limits(_Wire):
     """What one request may be, and what one key may ask for; None = not limited."""
 
     max_request_bytes: int = Field(default=64 << 20, ge=1)
-    max_header_bytes: int = Field(default=64 << 10, ge=1)  # names and values of all headers
+    max_header_bytes: int = Field(default=64 << 10, ge=1, le=64 << 10)  # names and values of all headers
     max_output_tokens: int | None = None
     max_context_tokens: int | None = None  # estimated prompt plus the answer asked for
     max_choices: int | None = None  # n, best_of

@@ -103,7 +103,7 @@ class Limits(ApiModel):
     """Keys with limits of their own."""
     max_request_bytes: Annotated[int, Field(ge=1024, le=1_073_741_824)] = 67_108_864
     """Size of a request body, in bytes."""
-    max_header_bytes: Annotated[int, Field(ge=1024, le=131_072)] = 65_536
+    max_header_bytes: Annotated[int, Field(ge=1024, le=65_536)] = 65_536
     """Size of all request headers, in bytes."""
     max_output_tokens: Annotated[int, Field(ge=1, le=33_554_432)] | None = None
     """Tokens that one answer may ask for."""

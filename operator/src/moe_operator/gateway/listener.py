@@ -14,6 +14,7 @@ from moe_operator.gateway.files import RDS, file_source
 from moe_operator.gateway.http_filters import http_filters
 from moe_operator.gateway.replies import LOCAL_REPLY_CONFIG
 from moe_operator.gateway.request_headers import drop_spoofed
+from moe_operator.gateway.request_limits import LARGEST_HEADER_BYTES
 from moe_operator.gateway.routes import ROUTES
 from moe_operator.gateway.site import Site
 from moe_operator.gateway.tls import transport_socket
@@ -22,7 +23,6 @@ from moe_operator.gateway.tracing import tracing
 LISTENER = "ingress"
 LONGEST_IDLE_SECONDS = 3600  # before a route is known; the route's own limit replaces it
 HEADERS_SECONDS = 10
-MAX_HEADER_KIB = 192  # more than an intent may allow
 MAX_HEADERS = 128
 
 Json = dict[str, Any]
@@ -66,7 +66,7 @@ def _connection_manager(site: Site) -> Json:
         "normalize_path": False,
         "merge_slashes": False,
         "path_with_escaped_slashes_action": "KEEP_UNCHANGED",
-        "max_request_headers_kb": MAX_HEADER_KIB,
+        "max_request_headers_kb": LARGEST_HEADER_BYTES >> 10,
         "request_headers_timeout": f"{HEADERS_SECONDS}s",
         "request_timeout": f"{site.request_seconds:g}s",
         "stream_idle_timeout": f"{LONGEST_IDLE_SECONDS}s",

@@ -116,11 +116,10 @@ end
 
 function envoy_on_request(handle)
   local limits = numbers_of(handle)
-  if not limits.max_header_bytes then return end -- a route that answers by itself
-  if header_bytes(handle) > limits.max_header_bytes then
+  if limits.max_header_bytes and header_bytes(handle) > limits.max_header_bytes then
     return refuse(handle, "431", "headers_too_large", "The request headers are larger than this gateway takes.")
   end
-  if not limits.bytes_per_token then return end
+  if not limits.bytes_per_token then return end -- no limit needs the body, or the route answers by itself
   local body = handle:body()
   if not body then return end
   local text = body:getBytes(0, body:length())

@@ -55,7 +55,7 @@ def routes(intent: Intent | None) -> Json:
                 "retry_policy": POLICY,
                 "typed_per_filter_config": {
                     **sources.settings(wanted.allowed_sources),
-                    **request_limits.settings(wanted.limits),
+                    **request_limits.settings(wanted),
                 },
                 "request_headers_to_add": [_set(RECEIVED, "%START_TIME(%s%3f)%")],
                 "request_headers_to_remove": [name for name in OURS if name != RECEIVED],

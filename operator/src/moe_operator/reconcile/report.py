@@ -33,6 +33,7 @@ from moe_operator.rollout.groups import Group
 from moe_operator.rollout.rank_pod import pod_trouble
 
 LOOK_SECONDS = 1.0
+KEYS_LOOK_SECONDS = 10.0
 PENDING = Verdict("Unknown", Reason.PENDING)
 
 
@@ -98,6 +99,8 @@ def _gateway(snapshot: Snapshot, draft: Draft) -> Draft:
     if acked < generation or any(p["kind"] == "ConfigMap" for p in draft.applies):
         said = f"configuration {generation} is on its way; the slowest gateway pod runs {acked}"
         return draft.say(kind, "False", Reason.GATEWAY_STARTING, said).wake(LOOK_SECONDS)
+    if any(ack.keys == 0 for ack in acks):  # nobody tells us when somebody fills the Secret
+        draft = draft.wake(KEYS_LOOK_SECONDS)
     said = f"{len(acks)} gateway pod(s) run configuration {generation}; {_who_gets_in(draft, acks)}"
     return draft.say(kind, "True", Reason.GATEWAY_READY, said)
 
