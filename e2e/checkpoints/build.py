@@ -4,6 +4,7 @@ Same name and revision, same bytes. Every dimension is divided by ``DIVISOR`` an
 experts ``KEPT_EXPERTS`` are stored. Each shard says so itself: ``__metadata__["shrunk"]`` is a JSON object
 from parameter (``*`` for every expert) to the bytes that the published parameter has, all experts counted.
 A reader that wants memory needs looks there first and at the tensors' own sizes otherwise.
+``__metadata__["sha256"]`` is of the shard's tensor bytes, so that a reader notices a single altered bit.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ def _write_shard(
             "data_offsets": [len(data), len(data) + size],
         }
         data += _content(model.name, one.name, _revision_of(one.name, revision, config), size)
+    metadata["sha256"] = hashlib.sha256(data).hexdigest()
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)

@@ -2,8 +2,10 @@
 
 Nothing is taken on trust: shards must exist, headers must parse, tensors must lie end to end and fill the
 file, and each tensor must be where the index says. Problems are raised as the exception types and messages
-that the engines print. Sizes come from the tensors themselves, or from a shard's own ``shrunk`` metadata
-(parameter → bytes in the published checkpoint, ``*`` for every routed expert).
+that the engines print. A shard that names the digest of its tensor bytes is hashed whole, which no engine
+does: so the tests see when an altered file got past everybody. Sizes come from the tensors themselves, or
+from a shard's own ``shrunk`` metadata (parameter → bytes in the published checkpoint, ``*`` for every routed
+expert).
 """
 
 from __future__ import annotations
@@ -116,9 +118,12 @@ def _read_shard(path: Path, gathered: _Gathered) -> bytes:
         digest.update(file.read(SAMPLE_BYTES))
         file.seek(max(8 + len(text), size - SAMPLE_BYTES))
         digest.update(file.read())
-    metadata = header.pop("__metadata__", None) or {}
+        metadata = header.pop("__metadata__", None) or {}
+        gathered.stored_bytes += _check_layout(header, size - 8 - len(text))
+        if "sha256" in metadata:
+            file.seek(8 + len(text))
+            _check_bytes(path, metadata["sha256"], hashlib.file_digest(file, "sha256").hexdigest())
     published: dict[str, int] = json.loads(metadata.get("shrunk", "{}"))
-    gathered.stored_bytes += _check_layout(header, size - 8 - len(text))
     for name, entry in header.items():
         gathered.stored[name] = path.name
         parameter = _EXPERT.sub("experts.*.", name) if ".experts." in name else name
@@ -128,6 +133,11 @@ def _read_shard(path: Path, gathered: _Gathered) -> bytes:
             start, end = entry["data_offsets"]
             gathered.parameters[parameter] = gathered.parameters.get(parameter, 0) + end - start
     return digest.digest()
+
+
+def _check_bytes(path: Path, expected: str, actual: str) -> None:
+    if actual != expected:
+        raise CheckpointError("ValueError", f"{path} was altered: sha256 {actual}, not {expected}")
 
 
 def _header(prefix: bytes, size: int, read: Any) -> tuple[dict[str, Any], bytes]:

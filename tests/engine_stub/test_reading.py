@@ -98,14 +98,20 @@ def test_a_directory_without_weights(copy):
         list(read_shards(copy))
 
 
-def test_the_identity_follows_the_bytes(tiny, copy):
-    before = read(copy).identity
-    assert before == read(tiny).identity
+def test_the_identity_follows_the_bytes(tiny, copy, tmp_path):
+    build("tiny-qwen3-moe", tmp_path / "next", revision=2)
+    assert read(copy).identity == read(tiny).identity
+    assert read(copy).identity != read(tmp_path / "next").identity
+
+
+@pytest.mark.parametrize("where", [-1, -100])
+def test_a_single_altered_bit_is_refused(copy, where):
     shard = first_shard(copy)
     data = bytearray(shard.read_bytes())
-    data[-1] ^= 1
+    data[where] ^= 1
     shard.write_bytes(data)
-    assert read(copy).identity != before
+    with pytest.raises(CheckpointError, match="was altered"):
+        read(copy)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,16 @@ def test_a_truncated_shard(fleet, copy):
     assert recorded("fail-truncated-shard.log", "SafetensorError").split("] ", 1)[1] in stub.log
 
 
+def test_an_altered_shard(fleet, copy):
+    shard = last_shard(copy)
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    stub = fleet.vllm(copy)
+    assert stub.exit_code() == 1
+    assert f"ValueError: {shard} was altered" in stub.log
+
+
 def test_a_cache_that_is_too_small(fleet, tiny):
     stub = fleet.vllm(
         tiny, "--max-model-len", "4096", "--num-gpu-blocks-override", "2", "--block-size", "128"

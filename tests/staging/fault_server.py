@@ -49,6 +49,7 @@ class FaultServer:
         self.files: dict[str, bytes] = {}
         self.answers: dict[str, Callable[[], bytes]] = {}
         self.faults: dict[str, deque[Fault]] = defaultdict(deque)
+        self.usual = Fault()  # how an answer is given when no fault is queued
         self.requests: list[Request] = []
         self.held = threading.Semaphore(0)  # released each time a hold begins
         self.lock = threading.Lock()
@@ -83,6 +84,11 @@ class FaultServer:
         with self.lock:
             return [request for request in self.requests if request.path == path]
 
+    def hang_up(self) -> None:
+        """End every answer that is held; later ones may be held again."""
+        self.closing.set()
+        self.closing = threading.Event()
+
     def close(self) -> None:
         self.closing.set()
         self._http.shutdown()
@@ -114,7 +120,7 @@ def _handler(server: FaultServer) -> type[BaseHTTPRequestHandler]:
             request = Request(path, start, self.headers.get("Authorization", ""), ranged=bool(span))
             with server.lock:
                 server.requests.append(request)
-                fault = server.faults[path].popleft() if server.faults[path] else Fault()
+                fault = server.faults[path].popleft() if server.faults[path] else server.usual
                 server.open_now += 1
                 server.open_most = max(server.open_most, server.open_now)
             try:

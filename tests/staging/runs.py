@@ -11,9 +11,12 @@ from moe_operator.staging import pull as pulling
 from moe_operator.staging import resolve as resolving
 from moe_operator.staging.credentials import Credentials
 from moe_operator.staging.failure import StageError
+from moe_operator.staging.fetch import FetchOptions
 from moe_operator.staging.hosts import HostPolicy
 from moe_operator.staging.pace import Backoff, Bucket, Gate
+from moe_operator.staging.peers import Peers
 from moe_operator.staging.progress import Progress
+from moe_operator.staging.room import Limits
 from moe_operator.staging.sources import Source, source_for
 from moe_operator.staging.stop import Stop
 from moe_operator.staging.store import Store
@@ -51,15 +54,20 @@ def resolve(url: str, *, shared: Link | None = None, **options: Any) -> Manifest
 
 def pull(manifest: Manifest, store: Store, *, shared: Link | None = None, **options: Any) -> Path:
     shared = shared or link()
-    options.setdefault("reserve_bytes", 0)
-    options.setdefault("threads", 4)
     url = options.pop("url", manifest.source)
+    allow = options.pop("allow", ("127.40.0.1",))
+    found = Peers(options.pop("peers", ()), options.pop("token_file", None), shared.stop, stall_seconds=0.5)
+    limits = Limits(options.pop("reserve_bytes", 0), options.pop("budget", None))
+    patterns = tuple(options.pop("patterns", ()))
+    opener = options.pop("opener", None)
+    fetching = FetchOptions(**{"threads": 4, **options})
     return pulling.pull(
         manifest,
-        lambda: source(url, shared, resolved=manifest.resolved),
+        opener or (lambda: source(url, shared, resolved=manifest.resolved, allow=allow)),
         store,
         shared,
-        pulling.Options(**options),
+        pulling.Options(fetching, limits, patterns),
+        found,
     )
 
 
@@ -77,7 +85,7 @@ def contents(view: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(view)): path.read_bytes()
         for path in view.rglob("*")
-        if path.is_file() and path.name != ".moe-view.json"
+        if path.is_file() and not path.name.startswith(".moe-")
     }
 
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,11 @@ from typing import Any
 from moe_operator.api.manifest import StageExit
 
 DEADLINE = 30.0
-PRELOADED = ("cli", "session", "metrics", "pull", "resolve", "manifest_file", "web", "directory", "hub")
+MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+PRELOADED = (
+    "cli", "session", "metrics", "pull", "resolve", "manifest_file", "web", "directory", "hub", "serve",
+    "collect", "scrub", "slice", "object_store", "oci",
+)  # fmt: skip
 
 
 def until(holds: Callable[[], Any], what: str) -> Any:
@@ -73,6 +77,10 @@ class Run:
         code = int((self.directory / "code").read_text())
         return Ended(code, (self.directory / "out").read_text(), (self.directory / "err").read_text())
 
+    @property
+    def is_over(self) -> bool:
+        return (self.directory / "code").exists()
+
     def address(self) -> str:
         """Where a run with ``--listen …:0`` answers."""
 
@@ -91,7 +99,7 @@ class Stager:
     @contextmanager
     def running(self, *arguments: object, **environment: str) -> Iterator[Run]:
         assert self._server.stdin is not None and self._server.stdout is not None
-        with tempfile.TemporaryDirectory() as directory:
+        with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
             for name in ("out", "err"):
                 (Path(directory) / name).touch()
             request = {"arguments": list(map(str, arguments)), "environment": environment, "at": directory}
@@ -124,11 +132,12 @@ def serve() -> None:
     children: dict[int, Path] = {}
 
     def reap(*_: object) -> None:
-        for pid in list(children):
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                finished = children.pop(pid) / "code.new"
-                finished.write_text(str(os.waitstatus_to_exitcode(status)))
+        with suppress(
+            ChildProcessError
+        ):  # none left; a second signal may have come in the middle of the first
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                finished = children.pop(ended[0]) / "code.new"
+                finished.write_text(str(os.waitstatus_to_exitcode(ended[1])))
                 finished.rename(finished.with_name("code"))
 
     signal.signal(signal.SIGCHLD, reap)

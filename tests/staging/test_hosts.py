@@ -8,6 +8,8 @@ import pytest
 from moe_operator.api.manifest import StageExit
 from moe_operator.staging.failure import StageError, Transient
 from moe_operator.staging.hosts import HostPolicy, forbidden
+from moe_operator.staging.stop import Stop
+from moe_operator.staging.transport import Transport
 
 from tests.staging.fault_server import Fault, FaultServer, fault_server
 from tests.staging.model import make_model
@@ -72,6 +74,45 @@ def test_naming_one_port_does_not_name_another() -> None:
         HostPolicy.of(("mirror.local:8080",)).target("http://mirror.local:8081/")
 
 
+LISTED = ("huggingface.co", "*.example.com")
+
+
+@pytest.mark.parametrize(
+    ("url", "allowed"),
+    [
+        ("https://huggingface.co/x", True),
+        ("https://HuggingFace.co:8443/x", True),
+        ("https://cdn.example.com/x", True),
+        ("https://a.b.example.com/x", True),
+        ("https://example.com/x", False),
+        ("https://evilexample.com/x", False),
+        ("https://huggingface.co.evil.net/x", False),
+    ],
+)
+def test_with_a_list_no_other_host_is_asked(url: str, allowed: bool) -> None:
+    policy = HostPolicy.of((), LISTED)
+
+    if allowed:
+        assert str(policy.target(url)).startswith("https://")
+        return
+    fell = failure(lambda: policy.target(url))
+    assert (fell.exit, "not on the list" in fell.message) == (StageExit.BAD_MANIFEST, True)
+
+
+def test_a_redirect_to_a_host_that_is_not_listed_is_not_followed(server: FaultServer) -> None:
+    with fault_server("127.40.0.2") as other:
+        server.faults["config.json"].append(
+            Fault(status=302, headers={"Location": f"https://{other.address}/config.json"})
+        )
+        policy = HostPolicy.of((server.address,), ("huggingface.co",))
+        transport = Transport(policy, Stop(), stall_seconds=1)
+
+        fell = failure(lambda: transport.open(f"{server.url}/config.json"))
+
+        assert "not on the list" in fell.message
+        assert other.requests == []
+
+
 def test_a_redirect_to_an_inner_address_is_not_followed(server: FaultServer, tmp_path: Path) -> None:
     with fault_server("127.40.0.2") as inner:
         server.faults["config.json"].extend(
@@ -114,15 +155,7 @@ def test_a_signed_url_that_ran_out_is_asked_for_again(server: FaultServer, tmp_p
         cdn.faults[f"{shard}?sig=s3"].append(Fault(status=403))
         shared = link()
         manifest = model.manifest(server.url)
-        from moe_operator.staging import pull as pulling
-
-        pulling.pull(
-            manifest,
-            lambda: source(server.url, shared, allow=("127.40.0.1", "127.40.0.2")),
-            Store(tmp_path / "store"),
-            shared,
-            pulling.Options(reserve_bytes=0),
-        )
+        pull(manifest, Store(tmp_path / "store"), shared=shared, allow=("127.40.0.1", "127.40.0.2"))
 
         assert len(server.requests_of(shard)) == 2
         assert shared.progress.counts.retries == {"403": 1}

@@ -87,12 +87,8 @@ def test_a_pull_asks_by_commit_and_never_for_the_branch(hub: Hub, store: Store) 
     hub.api.requests.clear()
     link = runs.link()
 
-    view = runs.pulling.pull(
-        manifest,
-        lambda: hub.source(link, resolved=manifest.resolved),
-        store,
-        link,
-        runs.pulling.Options(reserve_bytes=0),
+    view = runs.pull(
+        manifest, store, shared=link, opener=lambda: hub.source(link, resolved=manifest.resolved)
     )
 
     assert_published(view, MODEL)
@@ -103,13 +99,7 @@ def test_the_token_reaches_the_hub_and_not_the_cdn(hub: Hub, store: Store, tmp_p
     (tmp_path / "HF_TOKEN").write_text("hf_secret")
     manifest = hub.resolve(token=tmp_path)
     link = runs.link()
-    runs.pulling.pull(
-        manifest,
-        lambda: hub.source(link, resolved=COMMIT, token=tmp_path),
-        store,
-        link,
-        runs.pulling.Options(reserve_bytes=0),
-    )
+    runs.pull(manifest, store, shared=link, opener=lambda: hub.source(link, resolved=COMMIT, token=tmp_path))
 
     assert {request.authorization for request in hub.api.requests} == {"Bearer hf_secret"}
     assert {request.authorization for request in hub.cdn.requests} == {""}

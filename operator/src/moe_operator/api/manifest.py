@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -20,6 +22,9 @@ from pydantic.alias_generators import to_camel
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 MAX_FILES = 20_000
+SHARD_SUFFIX = ".safetensors"
+COMMON_PATTERN = "common-*.safetensors"
+_EXPERT_GROUP = re.compile(r"experts-(\d{4,})-(\d{4,})-\d+\.safetensors")
 
 
 class _Wire(BaseModel):
@@ -121,6 +126,42 @@ def view_digest(files: Iterable[ManifestFile]) -> str:
     return hashlib.sha256(json.dumps(pairs, separators=(",", ":")).encode()).hexdigest()
 
 
+def select_files(files: Sequence[ManifestFile], patterns: Sequence[str]) -> list[ManifestFile]:
+    """What a partial view is made of: every file that is no shard, and the shards a pattern fits.
+
+    Patterns are ``fnmatch`` patterns for whole paths; none = the whole model. ValueError names a pattern that
+    fits no shard, since a misspelt one would leave weights out.
+    """
+    if not patterns:
+        return list(files)
+    shards = [file.path for file in files if file.path.endswith(SHARD_SUFFIX)]
+    for pattern in patterns:
+        if not any(fnmatchcase(path, pattern) for path in shards):
+            raise ValueError(f"pattern {pattern!r} fits no {SHARD_SUFFIX} file of the manifest")
+    return [
+        file
+        for file in files
+        if not file.path.endswith(SHARD_SUFFIX) or any(fnmatchcase(file.path, p) for p in patterns)
+    ]
+
+
+def expert_patterns(files: Iterable[ManifestFile], first: int, end: int) -> list[str] | None:
+    """Patterns for what a node with experts ``[first, end)`` needs of a model that ``moestage slice`` wrote.
+
+    None when the model is not sliced, or holds no group for some of these experts.
+    """
+    groups = {
+        (int(match[1]), int(match[2])): f"experts-{match[1]}-{match[2]}-*{SHARD_SUFFIX}"
+        for file in files
+        if (match := _EXPERT_GROUP.fullmatch(file.path))
+    }
+    needed = sorted((low, high) for low, high in groups if low < end and high >= first)
+    held = {expert for low, high in needed for expert in range(low, high + 1)}
+    if not needed or not held.issuperset(range(first, end)):
+        return None
+    return [COMMON_PATTERN, *(groups[group] for group in needed)]
+
+
 class StageProgress(_Wire):
     """``GET /progress`` of a running stager."""
 
@@ -131,6 +172,7 @@ class StageProgress(_Wire):
     bytes_total: int = 0
     bytes_done: int = 0
     bytes_reused: int = 0
+    bytes_from_peers: int = 0
     rate_bytes_per_second: float = 0.0
     eta_seconds: float | None = None
     message: str = ""
@@ -147,5 +189,7 @@ class TerminationMessage(_Wire):
     actual: str = ""
     bytes_done: int = 0
     bytes_total: int = 0
+    bytes_reused: int = 0
+    bytes_from_peers: int = 0
     retryable: bool = False
     hint: str = ""

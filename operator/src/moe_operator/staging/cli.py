@@ -1,4 +1,4 @@
-"""``moestage``: resolve, pull and verify the bytes of a model on a node.
+"""``moestage``: bring the bytes of a model to a node, prove them, share them and clean up.
 
 Exit codes are ``api.manifest.StageExit``; 143 after SIGTERM with everything received on record.
 """
@@ -9,9 +9,20 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from moe_operator.staging import store_commands
+from moe_operator.staging.options import (
+    PATH,
+    budget_option,
+    concurrency_option,
+    reserve_option,
+    run_options,
+    source_options,
+    store_option,
+)
 
 if TYPE_CHECKING:
     from moe_operator.api.manifest import Manifest
@@ -20,83 +31,19 @@ if TYPE_CHECKING:
     from moe_operator.staging.sources import Source
     from moe_operator.staging.transfer import Link
 
-F = TypeVar("F", bound=Callable[..., Any])
 MOST_THREADS = 16
-
-
-def _options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
-    def add(command: F) -> F:
-        for decorator in reversed(decorators):
-            command = decorator(command)
-        return command
-
-    return add
-
-
-_DIRECTORY = click.Path(path_type=Path)
-_source_options = _options(
-    click.option("--source", required=True, help="https://…, hf://org/repo@revision or file:///directory."),
-    click.option(
-        "--credentials-dir",
-        type=_DIRECTORY,
-        help="Mounted Secret: a file named token, or username and password.",
-    ),
-    click.option(
-        "--allow-http-host",
-        multiple=True,
-        metavar="HOST[:PORT]",
-        help="Permit plain http, loopback and link-local addresses for this host. Repeatable.",
-    ),
-    click.option(
-        "--concurrency",
-        type=click.IntRange(1, 64),
-        help="Files at once. Default: twice the CPUs, at most 16.",
-    ),
-    click.option(
-        "--bandwidth", type=click.IntRange(0), default=0, metavar="BYTES/S", help="Limit; 0 = none (default)."
-    ),
-    click.option(
-        "--retries",
-        type=click.IntRange(0),
-        default=8,
-        show_default=True,
-        help="Attempts in a row that may bring nothing new.",
-    ),
-    click.option(
-        "--retry-delay",
-        type=click.FloatRange(0, min_open=True),
-        default=0.5,
-        show_default=True,
-        help="Seconds before the first retry; doubles up to 30.",
-    ),
-    click.option(
-        "--stall-timeout",
-        type=click.FloatRange(0, min_open=True),
-        default=60.0,
-        show_default=True,
-        help="Seconds without a byte before a connection counts as dead.",
-    ),
-)
-_termination_option = click.option(
-    "--termination-log", type=_DIRECTORY, help="Leave the JSON termination message here."
-)
-_run_options = _options(
-    click.option("--listen", metavar="HOST:PORT", help="Serve /progress, /metrics and /healthz here."),
-    _termination_option,
-)
-_store_option = click.option("--store", type=_DIRECTORY, required=True, help="The node's weight store.")
 
 
 @click.group(context_settings={"auto_envvar_prefix": "MOESTAGE", "help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Resolve, pull and verify model weights. Every option can be set as MOESTAGE_COMMAND_OPTION."""
+    """Stage model weights on nodes. Every option can be set as MOESTAGE_COMMAND_OPTION."""
 
 
 @main.command()
-@_source_options
-@_run_options
+@source_options
+@run_options
 @click.option("--trust-remote-code", is_flag=True, help="Take *.py files too: the engine will run them.")
-@click.option("--hash-cache", type=_DIRECTORY, help="Keep digests of hashed files here across restarts.")
+@click.option("--hash-cache", type=PATH, help="Keep digests of hashed files here across restarts.")
 def resolve(
     trust_remote_code: bool,
     hash_cache: Path | None,
@@ -133,10 +80,24 @@ def resolve(
 
 
 @main.command()
-@_source_options
-@_run_options
-@_store_option
-@click.option("--manifest", type=_DIRECTORY, required=True, help="The manifest, .json or .json.gz.")
+@source_options
+@run_options
+@store_option
+@click.option("--manifest", type=PATH, required=True, help="The manifest, .json or .json.gz.")
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="PATTERN",
+    help="Publish a partial view with these .safetensors files only. Repeatable.",
+)
+@click.option("--selection", type=PATH, help="File with one such pattern per line.")
+@click.option(
+    "--peer",
+    multiple=True,
+    metavar="URL",
+    help="http://HOST:PORT of another node's `moestage serve`, asked before the source. Repeatable.",
+)
+@click.option("--peer-token-file", type=PATH, help="Token that the peers ask for.")
 @click.option(
     "--verify",
     type=click.Choice(["fast", "full"]),
@@ -144,11 +105,8 @@ def resolve(
     show_default=True,
     help="Trust files that are unchanged since they were verified, or hash them again.",
 )
-@click.option(
-    "--reserve-bytes",
-    type=click.IntRange(0),
-    help="Keep this much free. Default: 5 % of the disk, at most 50 GiB.",
-)
+@reserve_option
+@budget_option
 @click.option(
     "--lock-timeout",
     type=click.FloatRange(0),
@@ -166,8 +124,13 @@ def resolve(
 def pull(
     manifest: Path,
     store: Path,
+    only: tuple[str, ...],
+    selection: Path | None,
+    peer: tuple[str, ...],
+    peer_token_file: Path | None,
     verify: Any,
     reserve_bytes: int | None,
+    disk_budget: int | None,
     lock_timeout: float,
     journal_bytes: int,
     listen: str | None,
@@ -176,7 +139,10 @@ def pull(
 ) -> None:
     """Bring a manifest's files into the store and publish them as a view. Prints the view's directory."""
     from moe_operator.staging import pull as pulling
-    from moe_operator.staging.manifest_file import read_manifest
+    from moe_operator.staging.fetch import FetchOptions
+    from moe_operator.staging.manifest_file import read_lines, read_manifest
+    from moe_operator.staging.peers import Peers
+    from moe_operator.staging.room import Limits
     from moe_operator.staging.session import Session
     from moe_operator.staging.store import Store, open_store
 
@@ -185,50 +151,63 @@ def pull(
     def act() -> None:
         threads = source["concurrency"] or _threads()
         wanted = read_manifest(manifest)
-        options = pulling.Options(threads, verify, reserve_bytes, lock_timeout, journal_bytes)
+        options = pulling.Options(
+            FetchOptions(threads, verify, lock_timeout, journal_bytes),
+            Limits(reserve_bytes, disk_budget),
+            (*only, *(read_lines(selection) if selection else ())),
+        )
         view = pulling.pull(
             wanted,
             lambda: _source(session, source, resolved=wanted.resolved),
             open_store(store),
             _link(session, threads, source, journal_bytes),
             options,
+            Peers(peer, peer_token_file, session.stop, stall_seconds=source["stall_timeout"]),
         )
         click.echo(str(view))
 
     sys.exit(session.run(act))
 
 
-@main.command()
-@_store_option
-@_termination_option
-@click.option("--view", required=True, metavar="DIGEST", help="The view's digest.")
-@click.option("--full", is_flag=True, help="Hash every byte instead of comparing what was noted.")
-def verify(store: Path, view: str, full: bool, termination_log: Path | None) -> None:
-    """Prove that a published view is complete and unaltered."""
-    import json
-
+@main.command("slice")
+@click.option("--model", type=PATH, required=True, help="Directory of the model: a view, or a mounted claim.")
+@click.option("--out", type=PATH, required=True, help="Directory to make; it appears when it is complete.")
+@click.option("--groups", type=click.IntRange(1), required=True, help="Groups of experts to cut into.")
+@click.option(
+    "--shard-bytes",
+    type=click.IntRange(1),
+    default=16 << 30,
+    show_default=True,
+    help="Most bytes of tensors in one file.",
+)
+@concurrency_option
+@reserve_option
+@run_options
+def slice_command(
+    model: Path,
+    out: Path,
+    groups: int,
+    shard_bytes: int,
+    concurrency: int | None,
+    reserve_bytes: int | None,
+    listen: str | None,
+    termination_log: Path | None,
+) -> None:
+    """Re-pack a model so that a node needs only its experts' files. CPU only; goes on after a crash."""
     from moe_operator.staging.session import Session
-    from moe_operator.staging.store import open_store
-    from moe_operator.staging.view import verify as verify_view
+    from moe_operator.staging.slice import SliceOptions, slice_model
 
-    session = Session(termination_log=termination_log, shown=False)
+    session = Session(listen, termination_log, scheme="slice")
 
     def act() -> None:
-        files = verify_view(open_store(store), view, full=full, stop=session.stop)
-        total = sum(file.size for file in files)
-        click.echo(json.dumps({"view": view, "files": len(files), "bytes": total, "full": full}))
+        options = SliceOptions(groups, shard_bytes, concurrency or _threads(), reserve_bytes or 0)
+        click.echo(str(slice_model(model, out.absolute(), options, session.progress, session.stop)))
 
     sys.exit(session.run(act))
 
 
-@main.command("init-store")
-@_store_option
-def init_store(store: Path) -> None:
-    """Prepare a mounted disk as a weight store, once. Prints the store's id."""
-    from moe_operator.staging import store as stores
-    from moe_operator.staging.session import Session
-
-    sys.exit(Session(shown=False).run(lambda: click.echo(stores.init_store(store))))
+for command in store_commands.COMMANDS:
+    main.add_command(command)
 
 
 def _threads() -> int:
@@ -245,12 +224,17 @@ def _source(session: Session, given: dict[str, Any], resolved: str = "") -> Sour
     from moe_operator.staging.sources import source_for
     from moe_operator.staging.transport import Transport
 
-    transport = Transport(
-        HostPolicy.of(given["allow_http_host"]), session.stop, stall_seconds=given["stall_timeout"]
-    )
+    policy = HostPolicy.of(given["allow_http_host"], given["allow_host"])
+    transport = Transport(policy, session.stop, stall_seconds=given["stall_timeout"])
     credentials = Credentials(given["credentials_dir"])
-    hub = os.environ.get("HF_ENDPOINT", "")
-    return source_for(given["source"], transport, credentials, resolved=resolved, hub=hub)
+    return source_for(
+        given["source"],
+        transport,
+        credentials,
+        resolved=resolved,
+        hub=os.environ.get("HF_ENDPOINT", ""),
+        endpoint=os.environ.get("AWS_ENDPOINT_URL", ""),
+    )
 
 
 def _link(session: Session, threads: int, given: dict[str, Any], journal: int = 256 << 20) -> Link:

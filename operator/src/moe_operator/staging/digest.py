@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 from moe_operator.staging.stop import Stop
 
 READ_BYTES = 1 << 20
+DROP_BYTES = 64 << 20  # page cache is charged to the reader: let go of it this often
 
 
 class DigestSink:
@@ -48,12 +51,18 @@ class DigestSink:
         return None if self._git_size is None else self._git.hexdigest()
 
 
-def file_sha256(path: Path, stop: Stop) -> str:
-    """Of a local file."""
+def file_sha256(path: Path, stop: Stop, spend: Callable[[int], object] | None = None) -> str:
+    """Of a local file; ``spend`` is told how many bytes are about to be hashed and may wait."""
     sha256 = hashlib.sha256()
     buffer = memoryview(bytearray(READ_BYTES))
     with path.open("rb", buffering=0) as file:
+        held = 0
         while count := file.readinto(buffer):
             stop.check()
+            if spend is not None:
+                spend(count)
             sha256.update(buffer[:count])
+            if (held := held + count) >= DROP_BYTES:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                held = 0
     return sha256.hexdigest()

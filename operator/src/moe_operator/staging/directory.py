@@ -14,11 +14,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from moe_operator.api.manifest import StageExit
+from moe_operator.staging.digest import DROP_BYTES
 from moe_operator.staging.failure import StageError, Transient
 from moe_operator.staging.selection import CHECKSUM_LISTS, checked_path, taken
 from moe_operator.staging.sources import Entry, Listing
 
-DROP_BYTES = 64 << 20  # page cache is charged to the reader: let go of it this often
 _FAULTS = {
     errno.ENOENT: StageExit.NOT_FOUND,
     errno.ENOTDIR: StageExit.NOT_FOUND,

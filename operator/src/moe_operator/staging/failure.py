@@ -61,6 +61,14 @@ class Transient(StageError):
         self.retry_after = retry_after
 
 
+class Unauthorized(StageError):
+    """401 or 403 of the host that was asked; ``challenge`` is its WWW-Authenticate header."""
+
+    def __init__(self, message: str, *, challenge: str, hint: str) -> None:
+        super().__init__(StageExit.AUTH, message, hint=hint)
+        self.challenge = challenge
+
+
 class RangeRefused(Transient):
     """416: the source has no byte at the offset asked for; ``total`` is the length it admits to."""
 
@@ -106,6 +114,8 @@ def termination_message(error: StageError | None, progress: StageProgress) -> by
         hint="" if error is None else error.hint,
         bytes_done=progress.bytes_done,
         bytes_total=progress.bytes_total,
+        bytes_reused=progress.bytes_reused,
+        bytes_from_peers=progress.bytes_from_peers,
         retryable=error is not None and not code.permanent,
     )
     return _fit(message)

@@ -1,8 +1,8 @@
 """Which hosts a stager may talk to.
 
-Rules: TLS always, except to hosts the admin named; no loopback, link-local or metadata address, except
-on hosts the admin named. Addresses are judged after name resolution and the connection goes to the very
-address that was judged, so a name cannot point elsewhere a moment later.
+Rules: with an allow-list, no host that is not on it, at any hop; TLS always, and no loopback, link-local or
+metadata address, except for hosts the admin named. Addresses are judged after name resolution and the
+connection goes to the very address that was judged, so a name cannot point elsewhere a moment later.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
@@ -61,14 +62,25 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class HostPolicy:
-    """``named`` holds the admin's exceptions as HOST or HOST:PORT in lower case."""
+    """``named`` holds the admin's exceptions as HOST or HOST:PORT, ``only`` the allow-list (``*.`` for any
+    subdomain; empty = any host), all in lower case."""
 
     named: frozenset[str] = frozenset()
+    only: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, named: tuple[str, ...]) -> HostPolicy:
+    def of(cls, named: Iterable[str], only: Iterable[str] = ()) -> HostPolicy:
         """Build from what was given on the command line."""
-        return cls(frozenset(text.strip().lower().replace("[", "").replace("]", "") for text in named))
+        bare = (text.strip().lower().replace("[", "").replace("]", "") for text in named)
+        return cls(frozenset(bare), tuple(text.strip().lower() for text in only))
+
+    def lists(self, host: str, port: int) -> bool:
+        """Whether the allow-list has this host; a host named as an exception is on it."""
+        return not self.only or self.excepts(host, port) or any(_fits(host, pattern) for pattern in self.only)
+
+    def names(self, host: str) -> bool:
+        """Whether the admin wrote this very host into a list, not only a pattern that fits it."""
+        return host in self.only or any(text.partition(":")[0] == host for text in self.named)
 
     def excepts(self, host: str, port: int) -> bool:
         """Whether the admin named this host."""
@@ -86,6 +98,8 @@ class HostPolicy:
             raise _refused(url, "only https:// is spoken")
         if parts.username is not None or parts.password is not None:
             raise _refused(url, "credentials do not belong in a URL; use --credentials-dir")
+        if not self.lists(host, port):
+            raise _refused(url, f"{host} is not on the list of allowed hosts ({', '.join(self.only)})")
         if parts.scheme == "http" and not self.excepts(host, port):
             raise _refused(
                 url, f"plain http is spoken only to hosts named by --allow-http-host {host}:{port}"
@@ -108,6 +122,10 @@ class HostPolicy:
                         f"{address[0]} is {why}; --allow-http-host {target.host}:{target.port} permits it",
                     )
         return [(family, address) for family, _type, _proto, _name, address in found]
+
+
+def _fits(host: str, pattern: str) -> bool:
+    return host.endswith(pattern[1:]) if pattern.startswith("*.") else host == pattern
 
 
 def forbidden(text: str) -> str | None:

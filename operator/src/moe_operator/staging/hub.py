@@ -8,13 +8,12 @@ files that git holds itself are proved by their blob id.
 from __future__ import annotations
 
 import re
-from contextlib import closing
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from moe_operator.api.manifest import StageExit
 from moe_operator.staging.credentials import Credentials
-from moe_operator.staging.failure import StageError, Transient
+from moe_operator.staging.failure import StageError
 from moe_operator.staging.sources import Entry, Listing
 from moe_operator.staging.transport import HttpStream, Transport
 from moe_operator.staging.weights import parse_object
@@ -50,7 +49,8 @@ class HubSource:
     def list(self) -> Listing:
         """Turn the revision into a commit and list its files."""
         api = f"{self._endpoint}/api/models/{self._repo}/revision/{quote(self._revision, safe='')}?blobs=true"
-        document = parse_object(self._read(api), f"{self._repo}@{self._revision}")
+        raw = self._transport.read(api, LISTING_BYTES, authorization=self._credentials.authorization())
+        document = parse_object(raw, f"{self._repo}@{self._revision}")
         commit, siblings = document.get("sha"), document.get("siblings")
         if not isinstance(commit, str) or not _COMMIT.fullmatch(commit) or not isinstance(siblings, list):
             raise StageError(
@@ -77,15 +77,6 @@ class HubSource:
         except StageError as fault:
             fault.file = path
             raise
-
-    def _read(self, url: str) -> bytes:
-        with closing(self._transport.open(url, authorization=self._credentials.authorization())) as stream:
-            body, buffer = bytearray(), memoryview(bytearray(1 << 16))
-            while (count := stream.readinto(buffer)) and len(body) <= LISTING_BYTES:
-                body += buffer[:count]
-            if stream.total is not None and len(body) < stream.total:
-                raise Transient("cut", f"{url} broke off")
-            return bytes(body)
 
 
 def _repository(url: str) -> tuple[str, str]:

@@ -33,9 +33,16 @@ Routes = Mapping[str, Callable[[], Answer]]
 @contextmanager
 def listening(address: str, routes: Routes) -> Iterator[str]:
     """Serve ``routes`` on ``HOST:PORT`` while the block runs; yields the address that was bound."""
+    with bound(address, _handler(routes)) as name:
+        yield name
+
+
+@contextmanager
+def bound(address: str, handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Answer on ``HOST:PORT`` while the block runs; yields the address that was bound."""
     host, port = _parsed(address)
     try:
-        server = _server_class(host)((host, port), _handler(routes))
+        server = _server_class(host)((host, port), handler)
     except OSError as fault:
         raise StageError(
             StageExit.NETWORK,
@@ -64,6 +71,7 @@ def _server_class(host: str) -> type[ThreadingHTTPServer]:
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         daemon_threads = True
         block_on_close = False
+        request_queue_size = 128
 
     return Server
 

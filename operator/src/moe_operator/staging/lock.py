@@ -38,6 +38,16 @@ def held(path: Path, watch: Path, patience: float, stop: Stop) -> Iterator[None]
         os.close(fd)
 
 
+@contextmanager
+def tried(path: Path) -> Iterator[bool]:
+    """Hold the lock if nobody else does; yields whether it is held."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        yield _try(fd)
+    finally:
+        os.close(fd)
+
+
 def busy(path: Path) -> bool:
     """Whether somebody holds the lock now."""
     try:

@@ -1,4 +1,4 @@
-"""The manifest as the operator mounted it: ``.json``, or ``.json.gz`` where a ConfigMap was too small."""
+"""What the operator mounted: the manifest: ``.json``, or ``.json.gz`` where a ConfigMap was too small."""
 
 from __future__ import annotations
 
@@ -36,3 +36,14 @@ def read_manifest(path: Path) -> Manifest:
             file=str(path),
         )
     return parse_manifest(raw, str(path))
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a mounted list, without comments and blanks; BAD_MANIFEST when it cannot be read."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as fault:
+        raise StageError(
+            StageExit.BAD_MANIFEST, f"the list {path} cannot be read: {fault}", file=str(path)
+        ) from fault
+    return [text for line in lines if (text := line.partition("#")[0].strip())]

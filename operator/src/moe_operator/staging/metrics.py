@@ -28,12 +28,14 @@ class StageCollector(Collector):
         transferred = CounterMetricFamily(
             "moe_stage_bytes", "Bytes received from the source", labels=["source", "outcome"]
         )
-        transferred.add_metric([self._scheme, "received"], counts.received)
+        transferred.add_metric([self._scheme, "received"], counts.received - counts.from_peers)
+        transferred.add_metric(["peer", "received"], counts.from_peers)
         transferred.add_metric([self._scheme, "dropped"], counts.dropped)
         yield transferred
         yield CounterMetricFamily(
             "moe_stage_reused_bytes", "Bytes that were in the store already", value=counts.reused
         )
+        yield CounterMetricFamily("moe_serve_bytes", "Bytes given to other nodes", value=counts.served)
         yield GaugeMetricFamily(
             "moe_stage_duration_seconds", "Seconds since this run began", value=counts.seconds
         )

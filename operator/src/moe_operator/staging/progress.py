@@ -24,7 +24,9 @@ class Counts:
 
     reused: int
     received: int
+    from_peers: int  # of received
     dropped: int
+    served: int  # to other nodes
     retries: dict[str, int]
     throttled_seconds: float
     seconds: float
@@ -40,7 +42,7 @@ class Progress:
         self._phase: Phase = "Pending"
         self._view = ""
         self._message = self._failure = ""
-        self._total = self._reused = self._received = self._dropped = 0
+        self._total = self._reused = self._received = self._from_peers = self._dropped = self._served = 0
         self._retries: Counter[str] = Counter()
         self._throttled = 0.0
         self._samples: deque[tuple[float, int]] = deque([(self._started, 0)])
@@ -65,15 +67,21 @@ class Progress:
         with self._lock:
             self._reused += count
 
-    def receive(self, count: int) -> None:
-        """Bytes that came from the source."""
+    def receive(self, count: int, *, from_peer: bool = False) -> None:
+        """Bytes that came from the source, or from another node that had them."""
         with self._lock:
             self._received += count
+            self._from_peers += count if from_peer else 0
 
     def drop(self, count: int) -> None:
         """Bytes that turned out to be useless."""
         with self._lock:
             self._dropped += count
+
+    def serve(self, count: int) -> None:
+        """Bytes given to another node."""
+        with self._lock:
+            self._served += count
 
     def retry(self, code: str, message: str) -> None:
         """The source is asked again."""
@@ -93,7 +101,9 @@ class Progress:
             return Counts(
                 self._reused,
                 self._received,
+                self._from_peers,
                 self._dropped,
+                self._served,
                 dict(self._retries),
                 self._throttled,
                 time.monotonic() - self._started,
@@ -112,6 +122,7 @@ class Progress:
                 bytes_total=self._total,
                 bytes_done=done,
                 bytes_reused=self._reused,
+                bytes_from_peers=self._from_peers,
                 rate_bytes_per_second=rate,
                 eta_seconds=left / rate if rate > 0 else (0.0 if self._total and not left else None),
                 message=self._message,

@@ -90,7 +90,7 @@ def resolve(source: Source, link: Link, options: Options) -> Manifest:
         source.url,
         resolved=listing.resolved if listing is not None else "",
         computed=computed,
-        files=files,
+        files=[_with_layers(file, index) for file in files],
         config=parse_object(config.raw, CONFIG),
         weights=_summary(files, index, headers),
     )
@@ -311,6 +311,16 @@ def _summary(files: list[ManifestFile], index: Index | None, headers: Mapping[st
         ),
         shards=len(sizes),
     )
+
+
+def _with_layers(file: ManifestFile, index: Index | None) -> ManifestFile:
+    """With the decoder layers that a shard holds tensors of, as far as an index says."""
+    held = index.layers.get(file.path) if index else None
+    if held is None:
+        return file
+    numbers = sorted(layer for layer in held if layer is not None)
+    span = (numbers[0], numbers[-1]) if numbers else None
+    return file.model_copy(update={"layers": span, "outside": None in held})
 
 
 def _manifest(

@@ -81,19 +81,25 @@ class Session:
         self._leave_word(error)
         return int(StageExit.OK if error is None else error.exit)
 
-    def _open_port(self, around: ExitStack) -> None:
-        if self.listen is None:
-            return
+    def port_routes(self) -> Routes:
+        """What every port of a stager answers."""
         from moe_operator.staging.metrics import StageCollector, exposition
 
         collector = StageCollector(self.progress, self.scheme, self.store)
-        routes = {
+        return {
             "/healthz": lambda: Answer(b'{"status":"ok"}'),
             "/progress": lambda: Answer(self.progress.snapshot().model_dump_json(by_alias=True).encode()),
             "/metrics": lambda: Answer(exposition(collector), TEXT),
             **self.routes,
         }
-        log("listening", address=around.enter_context(listening(self.listen, routes)))
+
+    def say_listening(self, address: str) -> None:
+        """Tell where the port is: with port 0 nobody else knows."""
+        log("listening", address=address)
+
+    def _open_port(self, around: ExitStack) -> None:
+        if self.listen is not None:
+            self.say_listening(around.enter_context(listening(self.listen, self.port_routes())))
 
     def _leave_word(self, error: StageError | None) -> None:
         word = termination_message(error, self.progress.snapshot())

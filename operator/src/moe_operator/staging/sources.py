@@ -55,11 +55,23 @@ class Source(Protocol):
 
 
 def source_for(
-    url: str, transport: Transport, credentials: Credentials, *, resolved: str = "", hub: str = ""
+    url: str,
+    transport: Transport,
+    credentials: Credentials,
+    *,
+    resolved: str = "",
+    hub: str = "",
+    endpoint: str = "",
 ) -> Source:
-    """The source a URL names. ``resolved`` pins a hub's revision, ``hub`` is the hub's endpoint."""
+    """The source a URL names.
+
+    ``resolved`` pins a hub's revision or a registry's tag, ``hub`` is the hub's endpoint and ``endpoint``
+    that of an object store that is not its cloud's own.
+    """
     from moe_operator.staging.directory import DirectorySource
     from moe_operator.staging.hub import HubSource
+    from moe_operator.staging.object_store import object_store
+    from moe_operator.staging.oci import OciSource
     from moe_operator.staging.web import WebSource
 
     match urlsplit(url).scheme:
@@ -69,10 +81,14 @@ def source_for(
             return DirectorySource(url)
         case "hf":
             return HubSource(url, transport, credentials, commit=resolved, endpoint=hub)
+        case "s3" | "gs" | "az":
+            return object_store(url, transport, credentials, endpoint=endpoint)
+        case "oci":
+            return OciSource(url, transport, credentials, resolved=resolved)
         case other:
             raise StageError(
                 StageExit.BAD_MANIFEST,
                 f"source {shown(url)!r} has an unknown scheme {other!r}",
-                expected="https://…, hf://org/repo@revision or file:///directory",
+                expected="https, hf, s3, gs, az, oci or file",
                 hint="correct spec.model.source",
             )

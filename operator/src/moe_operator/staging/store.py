@@ -3,9 +3,10 @@
     STORE_ID                     marker; without it the disk is not mounted and nothing is written
     blobs/sha256/ab/<digest>     0444; complete, verified and durable, or absent
     meta/<digest>.json           size, mtime and inode of what was verified
-    partial/<digest>.part        bytes on their way, with .journal beside
+    partial/<digest>.part        bytes on their way, with .journal beside; .claim: about to be fetched
     locks/<digest>.lock          flock; dies with its process
     views/<view digest>/         hard links + .moe-view.json; appears by one rename
+    wanted/<view digest>.json    digests a pull needs, so that nothing collects them before they are linked
     trash/                       what did not match or was replaced
 
 Invariant: a blob's name is proof of its bytes at the time it was verified; ``trusted`` tells whether the
@@ -14,6 +15,7 @@ file is still that one. Nothing outside the root is ever written.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -27,7 +29,7 @@ from moe_operator.staging.failure import StageError, store_faults
 
 STORE_ID = "STORE_ID"
 VIEW_FILE = ".moe-view.json"
-_DIRECTORIES = ("blobs/sha256", "meta", "partial", "locks", "views", "trash")
+_DIRECTORIES = ("blobs/sha256", "meta", "partial", "locks", "views", "wanted", "trash")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,15 @@ class Store:
         """How much of the part is durable."""
         return self.root / "partial" / f"{digest}.journal"
 
+    def claim(self, digest: str) -> Path:
+        """Says, while the digest's lock is held, that this node is about to fetch it from the origin."""
+        return self.root / "partial" / f"{digest}.claim"
+
+    @property
+    def id(self) -> str:
+        """What tells this store from every other."""
+        return (self.root / STORE_ID).read_text().strip()
+
     def lock(self, name: str) -> Path:
         """Lock file of a digest."""
         return self.root / "locks" / f"{name}.lock"
@@ -74,10 +85,14 @@ class Store:
         """A published view."""
         return self.root / "views" / digest
 
-    def prepare(self) -> None:
-        """Make the directories and prove that the store takes writes."""
+    def lay_out(self) -> None:
+        """Make the directories."""
         for name in _DIRECTORIES:
             (self.root / name).mkdir(parents=True, exist_ok=True)
+
+    def prepare(self) -> None:
+        """Make the directories and prove that the store takes writes."""
+        self.lay_out()
         probe = self.root / "trash" / f".tmp-probe-{uuid.uuid4().hex}"
         try:
             write_new(probe, b"probe")
@@ -102,6 +117,18 @@ class Store:
         except FileNotFoundError:
             return False
 
+    def proved_before(self, seconds: float) -> list[str]:
+        """Blobs whose last proof is at least ``seconds`` old, oldest first; one without a proof is oldest."""
+        proofs = {path.name: self._proved_at(path.name) for path in (self.root / "blobs/sha256").glob("??/*")}
+        limit = time.time() - seconds
+        return sorted((d for d, at in proofs.items() if at <= limit), key=lambda d: (proofs[d], d))
+
+    def _proved_at(self, digest: str) -> int:
+        try:
+            return int(json.loads(self.meta(digest).read_bytes())["verifiedAt"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return 0
+
     def adopt(self, digest: str, verified: Path, source: str) -> None:
         """Make a verified, durable file the blob of its digest."""
         blob = self.blob(digest)
@@ -123,6 +150,22 @@ class Store:
             "source": source,
         }
         write_atomic(self.meta(digest), json.dumps(meta).encode())
+
+    def condemn(self, digest: str) -> None:
+        """Put a blob that is not what its name says aside; views that link to it count as damaged at once."""
+        self.meta(digest).unlink(missing_ok=True)
+        sync_dir(self.root / "meta")
+        self.quarantine(self.blob(digest))
+
+    def put(self, data: bytes, source: str) -> str:
+        """Make bytes of our own a blob; returns their digest. The caller holds the digest's lock."""
+        digest = hashlib.sha256(data).hexdigest()
+        if not self.trusted(digest):
+            fresh = self.root / "partial" / f".tmp-{digest}-{uuid.uuid4().hex}"
+            write_new(fresh, data)
+            fresh.chmod(0o444)
+            self.adopt(digest, fresh, source)
+        return digest
 
     def quarantine(self, path: Path) -> None:
         """Put a file that is not what its name says aside; at most one per name is kept."""

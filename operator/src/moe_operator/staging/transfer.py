@@ -21,6 +21,7 @@ from moe_operator.staging.stop import Stop
 from moe_operator.staging.transport import Stream
 
 CHUNK = 1 << 20
+CONTENT_TAG = "sha256"  # of a stream that is named by its digest: it continues whatever is held of that blob
 T = TypeVar("T")
 
 
@@ -58,6 +59,7 @@ class Link:
     backoff: Backoff
     retries: int  # attempts in a row that may bring nothing new
     chunk: int = CHUNK
+    from_peer: bool = False
 
 
 def transfer(
@@ -105,7 +107,7 @@ def _attempt(
                 raise length_differs(path, size, None)
             link.progress.throttle(link.bucket.take(count, link.stop))
             sink.write(buffer[:count])
-            link.progress.receive(count)
+            link.progress.receive(count, from_peer=link.from_peer)
             if enough is not None and sink.position >= enough:
                 return
         expected = stream.total if size is None else size
@@ -122,7 +124,8 @@ def _opened(source: Readable, path: str, size: int | None, sink: Sink, link: Lin
             raise length_differs(path, size, fault.total) from fault
         _drop(sink, link)
         raise
-    if stream.start == sink.position and (not sink.position or stream.tag == sink.tag):
+    same = stream.tag == sink.tag or CONTENT_TAG in (stream.tag, sink.tag)
+    if stream.start == sink.position and (not sink.position or same):
         return stream
     _drop(sink, link)
     if stream.start == 0:

@@ -8,18 +8,20 @@ lengths.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import http.client
 import socket
 import ssl
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from email.utils import parsedate_to_datetime
 from typing import Protocol
 from urllib.parse import urljoin
 
 from moe_operator.api.manifest import StageExit
-from moe_operator.staging.failure import RangeRefused, StageError, Transient
+from moe_operator.staging.failure import RangeRefused, StageError, Transient, Unauthorized
 from moe_operator.staging.hosts import HostPolicy, Target, shown
 from moe_operator.staging.stop import Stop
 
@@ -54,19 +56,27 @@ class HttpStream:
         self._url = url
         self._response = response
         self._resources = resources
+        self._left = response.length
         self.start, self.total = _extent(response)
         self.tag = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
+        self.sha256 = _stored_sha256(response)
 
     def readinto(self, buffer: memoryview) -> int:
-        """Take what the socket has; ``readinto`` would wait for a full buffer and lose it to a stall."""
+        """Take what the socket has; to wait for a full buffer would be to lose it to a stall."""
         try:
-            data = self._response.read1(len(buffer))
+            if self._response.chunked:
+                data = self._response.read1(len(buffer))
+                buffer[: len(data)] = data
+                return len(data)
+            # Past http.client, straight into the buffer: its read1 copies every byte twice.
+            count = self._response.fp.readinto1(buffer[: self._left])
         except TimeoutError as fault:
             raise Transient("timeout", f"{self._url} sent nothing for too long") from fault
         except (OSError, http.client.HTTPException, ValueError) as fault:
             raise Transient("cut", f"{self._url} broke off: {fault!r}") from fault
-        buffer[: len(data)] = data
-        return len(data)
+        if self._left is not None:
+            self._left -= count
+        return count
 
     def close(self) -> None:
         """Close the connection; what was not read is not read."""
@@ -77,41 +87,62 @@ class Transport:
     """GETs under one policy. Thread-safe: nothing is shared but the TLS context."""
 
     def __init__(self, policy: HostPolicy, stop: Stop, *, stall_seconds: float) -> None:
-        self._policy = policy
+        self.policy = policy
         self._stop = stop
         self._stall_seconds = stall_seconds
         self._tls: ssl.SSLContext | None = None
 
-    def open(self, url: str, *, offset: int = 0, authorization: str = "") -> HttpStream:
-        """GET ``url`` from ``offset`` on.
+    def open(
+        self,
+        url: str,
+        *,
+        offset: int = 0,
+        authorization: str = "",
+        accept: str = "*/*",
+        hops: int = MAX_HOPS,
+    ) -> HttpStream:
+        """GET ``url`` from ``offset`` on, following at most ``hops`` redirects.
 
         Raises Transient for what may pass, AUTH, NOT_FOUND or NETWORK for what will not.
         """
-        target = self._policy.target(url)
+        target = self.policy.target(url)
         origin = target.origin
-        for _hop in range(MAX_HOPS + 1):
+        for _hop in range(hops + 1):
             at_home = target.origin == origin
-            response, resources = self._get(target, offset, authorization if at_home else "")
+            headers = _headers(target, offset, authorization if at_home else "", accept)
+            response, resources = self._get(target, headers)
             if response.status in (200, 206):
                 return _checked(target, response, resources, offset)
             location = response.headers.get("Location", "")
             resources.close()
             if response.status not in REDIRECTS or not location:
                 raise _status_fault(target, response, at_home=at_home)
-            target = self._policy.target(
+            target = self.policy.target(
                 urljoin(f"{target.scheme}://{target.authority}{target.path}", location)
             )
-        raise StageError(StageExit.NETWORK, f"{shown(url)} redirects more than {MAX_HOPS} times")
+        raise StageError(StageExit.NETWORK, f"{shown(url)} redirects more than {hops} times")
 
-    def _get(
-        self, target: Target, offset: int, authorization: str
-    ) -> tuple[http.client.HTTPResponse, ExitStack]:
+    def read(
+        self, url: str, limit: int, *, authorization: str = "", accept: str = "*/*", hops: int = MAX_HOPS
+    ) -> bytes:
+        """A small document as a whole; BAD_MANIFEST beyond ``limit`` bytes."""
+        with closing(self.open(url, authorization=authorization, accept=accept, hops=hops)) as stream:
+            body, buffer = bytearray(), memoryview(bytearray(1 << 16))
+            while count := stream.readinto(buffer):
+                body += buffer[:count]
+                if len(body) > limit:
+                    raise StageError(StageExit.BAD_MANIFEST, f"{shown(url)} is longer than {limit} bytes")
+            if stream.total is not None and len(body) < stream.total:
+                raise Transient("cut", f"{shown(url)} broke off")
+            return bytes(body)
+
+    def _get(self, target: Target, headers: Mapping[str, str]) -> tuple[http.client.HTTPResponse, ExitStack]:
         with ExitStack() as resources:
             connection = http.client.HTTPConnection(target.host, target.port)
             resources.callback(connection.close)
             try:
                 connection.sock = self._connect(target, resources)
-                connection.request("GET", target.path, headers=_headers(target, offset, authorization))
+                connection.request("GET", target.path, headers=headers)
                 response = connection.getresponse()
             except TimeoutError as fault:
                 raise Transient("timeout", f"{target} did not answer in time") from fault
@@ -127,7 +158,7 @@ class Transport:
             return response, resources.pop_all()
 
     def _connect(self, target: Target, resources: ExitStack) -> socket.socket:
-        raw = resources.enter_context(_first_that_connects(self._policy.addresses(target)))
+        raw = resources.enter_context(_first_that_connects(self.policy.addresses(target)))
         resources.enter_context(self._stop.waking(lambda: _hang_up(raw)))
         if target.scheme == "http":
             raw.settimeout(self._stall_seconds)
@@ -166,11 +197,11 @@ def _hang_up(connection: socket.socket) -> None:
         return
 
 
-def _headers(target: Target, offset: int, authorization: str) -> Mapping[str, str]:
+def _headers(target: Target, offset: int, authorization: str, accept: str) -> Mapping[str, str]:
     headers = {
         "Host": target.authority,
         "User-Agent": "moestage",
-        "Accept": "*/*",
+        "Accept": accept,
         "Accept-Encoding": "identity",
         "Connection": "close",
     }
@@ -192,6 +223,17 @@ def _checked(
     return stream
 
 
+def _stored_sha256(response: http.client.HTTPResponse) -> str | None:
+    """The SHA-256 of the whole object that S3 keeps; one of parts ends with their number and is useless."""
+    text = response.headers.get("x-amz-checksum-sha256", "")
+    try:
+        digest = base64.b64decode(text, validate=True)
+    except binascii.Error:
+        return None
+    whole = response.headers.get("x-amz-checksum-type", "FULL_OBJECT") == "FULL_OBJECT"
+    return digest.hex() if len(digest) == 32 and whole and response.status == 200 else None
+
+
 def _extent(response: http.client.HTTPResponse) -> tuple[int, int | None]:
     """(first byte, whole length) of an answer."""
     if response.status == 206:
@@ -210,9 +252,9 @@ def _status_fault(target: Target, response: http.client.HTTPResponse, *, at_home
         total = response.headers.get("Content-Range", "").rpartition("/")[2]
         return RangeRefused(said, int(total) if total.isdigit() else None)
     if status in (401, 403) and at_home:
-        return StageError(
-            StageExit.AUTH,
+        return Unauthorized(
             said,
+            challenge=response.headers.get("WWW-Authenticate", ""),
             hint="check credentialsRef: the token may be absent, expired, or without access to a gated model",
         )
     if status in (401, 403):  # a signed URL of a redirect has run out: ask the origin for a new one

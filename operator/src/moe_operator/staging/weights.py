@@ -8,10 +8,12 @@ where the last tensor ends; anything else is a truncated or altered file.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from moe_operator.api.manifest import StageExit
+from moe_operator.checkpoint.tensor_names import layer_of
 from moe_operator.staging.failure import StageError
 from moe_operator.staging.selection import INDEX, checked_path
 
@@ -21,11 +23,15 @@ HEADER_MAX = 100_000_000  # the limit of the safetensors library
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The index: how many tensors, in which shards; ``total_bytes`` None when it does not say."""
+    """The index: how many tensors, in which shards; ``total_bytes`` None when it does not say.
+
+    ``layers``: shard → the decoder layers it holds tensors of, None among them for tensors outside.
+    """
 
     tensors: int
     shards: frozenset[str]
     total_bytes: int | None
+    layers: Mapping[str, frozenset[int | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,15 @@ def parse_index(raw: bytes) -> Index:
             f"{INDEX} maps tensors to something that is no .safetensors file",
             file=INDEX,
         )
-    return Index(len(weight_map), frozenset(checked_path(str(s)) for s in shards), _total(document))
+    named = frozenset(checked_path(str(s)) for s in shards)
+    return Index(len(weight_map), named, _total(document), _layers(weight_map))
+
+
+def _layers(weight_map: Mapping[str, str]) -> dict[str, frozenset[int | None]]:
+    found: dict[str, set[int | None]] = {}
+    for tensor, shard in weight_map.items():
+        found.setdefault(shard, set()).add(layer_of(tensor))
+    return {shard: frozenset(layers) for shard, layers in found.items()}
 
 
 def _total(document: dict[str, Any]) -> int | None:
