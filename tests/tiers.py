@@ -76,7 +76,7 @@ ON_THIS_MACHINE = (
 
 ON_A_CLUSTER = (
     Tier("cluster with chart", (module("e2e.kind", "up", "--bootstrap"),)),
-    Tier("contract on it", ((*REAL_API, *pytest("contract")),)),
+    Tier("contract on it", ((*REAL_API, *pytest("contract", workers=2), "-k", "cluster"),)),
     Tier("kind", (pytest("e2e"),)),
 )
 TIERS = (*ON_THIS_MACHINE, *ON_A_CLUSTER)

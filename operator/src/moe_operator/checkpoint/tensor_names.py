@@ -59,6 +59,12 @@ def sort_tensors(tensors: Mapping[str, int], experts: int) -> NamedWeights:
     return NamedWeights({n: tuple(weights) for n, weights in sorted(layers.items())}, tuple(outside))
 
 
+def layer_of(name: str) -> int | None:
+    """The decoder layer of the tensor ``name``; None for those outside, vision towers included."""
+    found = _LAYER.search(name)
+    return int(found[1]) if found and classify(name)[0] is not Part.VISION else None
+
+
 def classify(name: str) -> tuple[Part, Split]:
     """What the tensor ``name`` is for."""
     for pattern, part, split in _RULES:
