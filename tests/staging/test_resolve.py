@@ -245,7 +245,7 @@ def test_a_web_server_that_refuses_is_named(status: int, code: StageExit, server
 
 @pytest.mark.parametrize(
     "url",
-    ["s3://bucket/m", "m", "", "file://host/m", "file:relative", "hf://repo", "hf://a/b/c", "hf://a/../b",
+    ["ftp://host/m", "m", "", "file://host/m", "file:relative", "hf://repo", "hf://a/b/c", "hf://a/../b",
      "hf://a/b@re v", "https://example.com/m?token=x"],
 )  # fmt: skip
 def test_a_source_nobody_understands_is_refused(url: str) -> None:
