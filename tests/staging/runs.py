@@ -25,6 +25,8 @@ from moe_operator.staging.transport import Transport
 
 from tests.staging.model import Model
 
+STALL = 2.0  # seconds; short for the tests that wait for it, long for a machine that is busy
+
 
 def link(*, threads: int = 4, retries: int = 4, bandwidth: int = 0, chunk: int = 16 << 10) -> Link:
     return Link(
@@ -40,7 +42,7 @@ def source(
     credentials: Path | None = None,
     resolved: str = "",
     hub: str = "",
-    stall: float = 0.5,
+    stall: float = STALL,
 ) -> Source:
     transport = Transport(HostPolicy.of(tuple(allow)), shared.stop, stall_seconds=stall)
     return source_for(url, transport, Credentials(credentials), resolved=resolved, hub=hub)
@@ -56,7 +58,7 @@ def pull(manifest: Manifest, store: Store, *, shared: Link | None = None, **opti
     shared = shared or link()
     url = options.pop("url", manifest.source)
     allow = options.pop("allow", ("127.40.0.1",))
-    found = Peers(options.pop("peers", ()), options.pop("token_file", None), shared.stop, stall_seconds=0.5)
+    found = Peers(options.pop("peers", ()), options.pop("token_file", None), shared.stop, stall_seconds=STALL)
     limits = Limits(options.pop("reserve_bytes", 0), options.pop("budget", None))
     patterns = tuple(options.pop("patterns", ()))
     opener = options.pop("opener", None)

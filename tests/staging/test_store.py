@@ -76,9 +76,10 @@ def test_only_what_changed_is_fetched_for_the_next_revision(server: FaultServer,
 
 
 def test_a_wrong_length_for_bytes_that_are_here_is_the_manifests_fault(
-    manifest: Manifest, store: Store
+    manifest: Manifest, store: Store, tmp_path: Path
 ) -> None:
     pull(manifest, store)
+    (tmp_path / "source" / "other.json").write_text("{}")
     wrong = [f if f.path != SHARD else f.model_copy(update={"size": 3}) for f in manifest.files]
     other = ManifestFile(path="other.json", size=2, sha256=sha256(b"{}"))
 

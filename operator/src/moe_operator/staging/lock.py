@@ -49,9 +49,9 @@ def tried(path: Path) -> Iterator[bool]:
 
 
 def busy(path: Path) -> bool:
-    """Whether somebody holds the lock now."""
+    """Whether somebody holds the lock now; a store that is mounted read-only can be asked too."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
