@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MADE := $(VENV)/.made
 
-.PHONY: help setup demo demo-kind e2e-engine test lint format generate lock clean
+.PHONY: help setup demo demo-kind e2e-engine test test-kind lint format generate lock clean
 
 help: ## show what there is
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1|/' | column -t -s '|'
@@ -26,6 +26,9 @@ e2e-engine: $(MADE) ## the real vLLM on CPU behind the product on kind (download
 
 test: $(MADE) ## everything that is checked before a change goes in
 	@$(BIN)/python -m tests.tiers
+
+test-kind: $(MADE) ## the chart on a real cluster: contract and end-to-end tests (the first run builds its node image)
+	@$(BIN)/python -m tests.tiers "cluster with chart" "contract on it" kind
 
 lint: $(MADE) ## style, types, layers, generated files
 	@$(BIN)/python -m tests.tiers lint

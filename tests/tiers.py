@@ -1,4 +1,4 @@
-"""Run the tiers of tests in order: ``python -m tests.tiers [TIER…]``; ``E2E=0`` leaves out the real cluster.
+"""Run the tiers of tests in order: ``python -m tests.tiers [TIER…]``; without names, those of this machine.
 
 Fast tiers come first and the first tier that fails ends the run, so a typo costs seconds. Tiers whose tests
 share nothing run on both cores; those that hold fixed addresses or time real processes run one by one. Each
@@ -7,7 +7,6 @@ tier's line says how long it took.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -76,7 +75,7 @@ ON_THIS_MACHINE = (
 
 ON_A_CLUSTER = (
     Tier("cluster with chart", (module("e2e.kind", "up", "--bootstrap"),)),
-    Tier("contract on it", ((*REAL_API, *pytest("contract")),)),
+    Tier("contract on it", ((*REAL_API, *pytest("contract", workers=2), "-k", "cluster"),)),
     Tier("kind", (pytest("e2e"),)),
 )
 TIERS = (*ON_THIS_MACHINE, *ON_A_CLUSTER)
@@ -107,10 +106,11 @@ def main(names: list[str]) -> int:
     if unknown:
         print(f"no such tier: {', '.join(sorted(unknown))}; there are {', '.join(t.name for t in TIERS)}")
         return 2
-    left_out = ON_A_CLUSTER if os.environ.get("E2E") == "0" else ()
-    code = run(tuple(t for t in TIERS if t not in left_out and (not names or t.name in names)))
-    if left_out:
-        print(f"left out by E2E=0: {', '.join(tier.name for tier in left_out)}", flush=True)
+    code = run(tuple(t for t in TIERS if t.name in names) if names else ON_THIS_MACHINE)
+    if not names:
+        print(
+            f"on a real cluster, by `make test-kind`: {', '.join(t.name for t in ON_A_CLUSTER)}", flush=True
+        )
     return code
 
 

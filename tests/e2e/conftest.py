@@ -49,7 +49,8 @@ def site(folders: Folders) -> Iterator[Site]:
     """The operator's release, fresh images in the nodes, an empty namespace with the checkpoints in it."""
     site = bring_up(folders, Progress(), bootstrap=True)
     client = site.record.client
-    client("delete", "moed", "--all", "-n", "default")  # what a demo has left holds GPUs
+    for namespace in ("default", NAMESPACE):  # what a demo or a run that was cut off has left holds GPUs
+        client("delete", "moed", "--all", "-n", namespace)
     client("delete", "namespace", NAMESPACE, "--ignore-not-found")
     client("delete", "pv", f"checkpoints-{NAMESPACE}", "--ignore-not-found")
     client("create", "namespace", NAMESPACE)
