@@ -17,7 +17,6 @@ from e2e.cluster.settings import Folders
 from e2e.images.build import build
 from e2e.images.recipes import RECIPES
 
-_DEFAULT_PREFIX = "docker.io/library/"  # what a container runtime puts before a bare name
 _LIST = ("ctr", "--namespace", "k8s.io", "images", "ls", "-q")
 
 
@@ -54,8 +53,9 @@ def load_missing(references: Sequence[str], folders: Folders, progress: Progress
     """Copy images into those workers that lack them. Raises CommandFailed."""
     lacking: dict[tuple[str, ...], list[str]] = {}
     for node in sorted(name for name in containers.states() if "worker" in name):
-        held = set(run("docker", "exec", node, *_LIST).split())
-        absent = tuple(r for r in references if f"{_DEFAULT_PREFIX}{r}" not in held)
+        # A container runtime puts a registry and a folder before a bare name.
+        held = {name.rpartition("/")[2] for name in run("docker", "exec", node, *_LIST).split()}
+        absent = tuple(r for r in references if r not in held)
         lacking.setdefault(absent, []).append(node)
     for absent, nodes in lacking.items():
         if absent:

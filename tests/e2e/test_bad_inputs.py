@@ -65,7 +65,7 @@ async def test_it_ends_in_a_condition_and_nothing_that_served_stops(
     serving = await world.uids("good")
     obj = deepseek(world.site, world.namespace, "bad")
     bad.spoil(obj["spec"], ground)
-    async with Load(await world.url("good"), "deepseek-v31", clients=2, max_tokens=8) as load:
+    async with Load(await world.url("good"), "good", clients=2, max_tokens=8) as load:
         await world.apply(obj)
 
         async def is_reached() -> bool:
