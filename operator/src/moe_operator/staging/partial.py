@@ -91,8 +91,8 @@ class Partial:
 
     def quarantine(self) -> None:
         """Put the bytes aside: they are not what they should be."""
+        self._journal.unlink(missing_ok=True)  # first: after a crash it would speak of bytes that are gone
         self._store.quarantine(self._part)
-        self._journal.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let go of the file."""
