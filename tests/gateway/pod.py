@@ -136,8 +136,8 @@ class Pod:
     async def start_envoy(self) -> None:
         await self._spawn(
             "envoy", "envoy", "-c", self.xds / "bootstrap.json", "--use-dynamic-base-id",
-            "--concurrency", str(self.workers), "--drain-time-s", "600", "--reject-unknown-dynamic-fields", "-l", "warning",
-            "--file-flush-interval-msec", "200",
+            "--concurrency", str(self.workers), "--drain-time-s", "600", "--reject-unknown-dynamic-fields",
+            "-l", "warning", "--file-flush-interval-msec", "200",
         )  # fmt: skip
 
     async def run_agent(self) -> None:

@@ -17,7 +17,7 @@ from tests.gateway.pod import PATHS, Pod, colour, intent
 AT_ONCE = 16
 DEADLINE = 60.0
 SILENT = 0  # in place of a status: neither an answer nor an end
-ALLOWED = re.compile(r"(get|head|post|options) (%s)(\?\S*)? http/1\.1\r\n" % "|".join(map(re.escape, PATHS)))
+ALLOWED = re.compile(rf"(get|head|post|options) ({'|'.join(map(re.escape, PATHS))})(\?\S*)? http/1\.1\r\n")
 
 
 async def ask(pod: Pod, data: bytes) -> list[tuple[int, bytes]]:
