@@ -263,8 +263,14 @@ def test_a_users_variable_wins_over_ours() -> None:
     assert [v["value"] for v in env if v["name"] == "HF_HUB_OFFLINE"] == ["0"]
 
 
-def test_an_engine_outlives_its_drain() -> None:
-    assert pod(EVERYTHING, 0)["spec"]["terminationGracePeriodSeconds"] > 120
+def test_an_engine_outlives_its_drain_and_a_worker_that_cannot_drain_is_not_waited_for() -> None:
+    def grace(engine: str, rank: int) -> int:
+        content = {**EVERYTHING, "engine": {**EVERYTHING["engine"], "type": engine, "args": []}}
+        return int(pod(content, rank)["spec"]["terminationGracePeriodSeconds"])
+
+    drain = spec(EVERYTHING).rollout.drain_seconds
+    assert grace("vLLM", 0) == grace("SGLang", 0) == grace("SGLang", 1) > drain
+    assert 10 < grace("vLLM", 1) < drain
 
 
 def test_startup_probes_give_the_engine_more_time_than_it_gives_itself() -> None:

@@ -67,6 +67,7 @@ class Engine:
     judges: Judges
     aliases: dict[str, str]  # short or older spelling of a flag → the one we generate
     reserved: frozenset[str]  # flags that are ours even when a given rank does not carry them
+    worker_drains: bool  # SIGTERM leaves a worker up until its leader has drained
 
 
 def args_conflict(engine: Engine, args: Sequence[str], generated: Sequence[str]) -> Refusal | None:

@@ -104,6 +104,7 @@ SGLANG = Engine(
         "--expert-parallel-size": "--ep-size",
         "--model": "--model-path",
     },
+    worker_drains=True,
     reserved=frozenset(
         {
             "--model-path", "--served-model-name", "--host", "--port", "--enable-metrics", "--tp-size",

@@ -144,6 +144,7 @@ VLLM = Engine(
         "-n": "--nnodes",
         "-r": "--node-rank",
     },
+    worker_drains=False,  # it ends at once, or never when its leader went first: only SIGKILL helps then
     reserved=frozenset(
         {
             "--model", "--served-model-name", "--host", "--port", "--headless", "--tensor-parallel-size",

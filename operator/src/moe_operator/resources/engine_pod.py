@@ -45,7 +45,7 @@ from moe_operator.resources.stager import (
 from moe_operator.rollout.revision import NodeFiles, Revision
 
 Obj = dict[str, Any]
-GRACE_BEYOND_DRAIN_SECONDS = 30
+ENDING_SECONDS = 30  # what an engine may take to end beyond its drain
 STARTUP_PERIOD_SECONDS = 2
 PROBE_TIMEOUT_SECONDS = 5  # SGLang's /health sleeps a second before it looks
 STARTUP_MARGIN_PROBES = 30  # the engine's own time limit strikes first and says why
@@ -95,7 +95,7 @@ def engine_pod(
             "restartPolicy": "Never",
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": spec.rollout.drain_seconds + GRACE_BEYOND_DRAIN_SECONDS,
+            "terminationGracePeriodSeconds": _grace_seconds(spec, seat.rank),
             "affinity": pinned_to(seat.node),
             "tolerations": gpu_node_tolerations(spec),
             "initContainers": [
@@ -108,6 +108,12 @@ def engine_pod(
             **_scheduling(spec),
         },
     }
+
+
+def _grace_seconds(spec: MoESpec, rank: int) -> int:
+    """From SIGTERM to SIGKILL. The kubelet never shortens a grace that runs, whatever is asked for later."""
+    drains = rank == 0 or ENGINES[spec.engine.type].worker_drains
+    return ENDING_SECONDS + (spec.rollout.drain_seconds if drains else 0)
 
 
 def _metadata(owner: Owner, revision: Revision, seat: RankSeat) -> Obj:
