@@ -31,7 +31,7 @@ from moe_operator.rollout.rank_pod import RankPod, Trouble
 from moe_operator.rollout.retire import Leave, next_leave
 from moe_operator.rollout.revision import Revision
 
-LOST_GRACE_SECONDS = 2  # ranks of a lost group hang in a collective; waiting for them helps nobody
+LOST_GRACE_SECONDS = 1  # ranks of a lost group hang in a collective; waiting for them helps nobody
 RETIRED_GRACE_SECONDS = 3  # nothing runs on it any more, and a worker whose leader went first ignores SIGTERM
 LOOK_SECONDS = 1.0
 OF_GROUPS = ("Service", "NetworkPolicy")

@@ -46,9 +46,9 @@ from moe_operator.rollout.revision import NodeFiles, Revision
 
 Obj = dict[str, Any]
 ENDING_SECONDS = 30  # what an engine may take to end beyond its drain
-STARTUP_PERIOD_SECONDS = 2
+STARTUP_PERIOD_SECONDS = 1  # a refused connection is cheap, a group that waits for a probe is not
 PROBE_TIMEOUT_SECONDS = 5  # SGLang's /health sleeps a second before it looks
-STARTUP_MARGIN_PROBES = 30  # the engine's own time limit strikes first and says why
+STARTUP_MARGIN_SECONDS = 60  # the engine's own time limit strikes first and says why
 INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME")
 
 
@@ -171,7 +171,7 @@ def _engine_container(spec: MoESpec, command: RankCommand, seat: RankSeat, stage
 def _leader_probes(startup_seconds: int) -> Obj:
     """/health proves that all ranks joined, not that tokens flow: the operator asks for those itself."""
     health = {"httpGet": {"path": "/health", "port": PORT_ENGINE_HTTP}}
-    failures = ceil(startup_seconds / STARTUP_PERIOD_SECONDS) + STARTUP_MARGIN_PROBES
+    failures = ceil((startup_seconds + STARTUP_MARGIN_SECONDS) / STARTUP_PERIOD_SECONDS)
     startup = {"periodSeconds": STARTUP_PERIOD_SECONDS, "failureThreshold": failures}
     return {
         "startupProbe": {**health, **startup, "timeoutSeconds": PROBE_TIMEOUT_SECONDS},
