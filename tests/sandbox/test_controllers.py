@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,10 +34,12 @@ class World:
         self.api.apply(status_patch(made, made["status"]), manager="test", subresource="status")
 
     async def settle(self) -> None:
-        """Steps until one changes nothing."""
+        """Steps until one changes nothing. Controllers read the server's own objects: none may be changed."""
         for _ in range(50):
             before = self.api.store.revision
+            read = [(s, json.dumps(s.obj)) for t in self.api.store.tables.values() for s in t.everything()]
             await controllers.step(self.kube, self.now)
+            assert all(json.dumps(stored.obj) == text for stored, text in read), "changed in place"
             if self.api.store.revision == before:
                 return
         raise AssertionError("the controllers never came to rest")

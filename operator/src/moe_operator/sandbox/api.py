@@ -18,11 +18,19 @@ __all__ = ["Admission", "MemoryApi", "MemoryKube"]
 
 
 class MemoryKube:
-    """``Kube`` on a :class:`MemoryApi`; ``manager`` owns what is written without apply."""
+    """``Kube`` on a :class:`MemoryApi`; ``manager`` owns what is written without apply.
 
-    def __init__(self, api: MemoryApi, *, manager: str = FIELD_MANAGER) -> None:
+    With ``shared`` lists hold the server's own objects, as an informer's cache does: not to be changed.
+    """
+
+    def __init__(self, api: MemoryApi, *, manager: str = FIELD_MANAGER, shared: bool = False) -> None:
         self.api = api
         self._manager = manager
+        self._shared = shared
+
+    def sharing(self) -> MemoryKube:
+        """The same client with shared lists."""
+        return MemoryKube(self.api, manager=self._manager, shared=True)
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Obj:
         """Read one object."""
@@ -32,6 +40,9 @@ class MemoryKube:
         self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> Listing:
         """Read all objects of a kind."""
+        if self._shared:
+            found = self.api.select(kind, namespace, labels=labels, fields=fields)
+            return Listing(tuple(stored.obj for stored in found), str(self.api.store.revision))
         return self.api.list(kind, namespace, labels=labels, fields=fields)
 
     async def apply(self, obj: Obj, *, manager: str, force: bool = True) -> Obj:

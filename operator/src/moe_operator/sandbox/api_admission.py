@@ -54,13 +54,14 @@ def configured(catalogue: Catalogue, obj: Obj) -> tuple[Resource, Obj]:
 
 def _read(catalogue: Catalogue, obj: Obj) -> tuple[Resource, Obj]:
     try:
-        new, free = plain(obj), plain(obj, nulls=True)
+        new = plain(obj)
     except TypeError as error:
         raise errors.bad_request(str(error)) from error
     if not isinstance(new, dict) or not isinstance(new.get("metadata"), dict):
         raise errors.bad_request("the object provided has no metadata")
     resource = catalogue.of_object(new)
     if resource.schema is not None:
+        free = plain(obj, nulls=True)
         new = {**_without_absent(resource.schema, free), "metadata": new["metadata"]}
     if resource.kind.namespaced and not new["metadata"].get("namespace"):
         raise errors.bad_request("metadata.namespace: an empty namespace may not be set")

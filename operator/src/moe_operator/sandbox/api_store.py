@@ -35,6 +35,9 @@ class Stored:
         self.revision = int(obj["metadata"]["resourceVersion"])
         self._packed: bytes | None = None
 
+    def __deepcopy__(self, memo: object) -> Stored:
+        return self  # never changed in place, so copies of a whole store share it
+
     def copy(self) -> Obj:
         """A copy the caller may keep and change."""
         if self._packed is None:
@@ -60,6 +63,9 @@ class Change:
     type: ChangeType
     now: Stored
     before: Stored | None
+
+    def __deepcopy__(self, memo: object) -> Change:
+        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ TICK_SECONDS = 1.0  # deadlines and back-offs pass without any object changing
 
 async def step(kube: MemoryKube, now: float) -> None:
     """Every controller once, owners before what they own; ``now`` is epoch seconds."""
+    kube = kube.sharing()
     await deployments.step(kube, now)
     await replica_sets.step(kube, now)
     await jobs.step(kube, now)

@@ -79,11 +79,12 @@ def apply(
     wanted = owned_fields(shape, config)
     others = {who: owned.fields for who, owned in held.items() if who != manager}
     before = held[manager].fields if manager in held else frozenset()
-    kept = _with_parents(wanted.union(*others.values())) | _NOBODYS
-    doomed = _with_parents(before - wanted) - kept
-    if doomed:  # a map or list that is applied empty stays, with nothing in it
-        doomed -= _nodes(shape, config)
-    new = _without(shape, merge(shape, live, config), _tree(doomed))
+    new = merge(shape, live, config)
+    if given_up := before - wanted:
+        kept = _with_parents(wanted.union(*others.values())) | _NOBODYS
+        # a map or list that is applied empty stays, with nothing in it
+        doomed = _with_parents(given_up) - kept - _nodes(shape, config)
+        new = _without(shape, new, _tree(doomed))
     if new == live:
         return Applied(live, _holding({**others, manager: wanted}))
 
@@ -169,7 +170,16 @@ def item_key(shape: Shape, item: Any) -> str:
         for key in shape.keys
         if key in item or key in shape.key_defaults
     }
+    if len(values) == 1:
+        [(key, value)] = values.items()
+        if type(value) is str:
+            return _named(key, value)
     return f"k:{json.dumps(values, sort_keys=True, separators=(',', ':'))}"
+
+
+@lru_cache(maxsize=65_536)
+def _named(key: str, value: str) -> str:
+    return f"k:{json.dumps({key: value}, separators=(',', ':'))}"
 
 
 def repeated_items(shape: Shape, value: Any, where: str = "") -> list[str]:
@@ -232,11 +242,34 @@ def _nodes(shape: Shape, value: Any, path: Path = ()) -> Fields:
 
 def _changes(shape: Shape, live: Obj, new: Obj) -> tuple[Fields, Fields]:
     """(written, removed): leaves that are new or differ, and leaves that are gone."""
-    old_leaves, new_leaves = _leaves(shape, live), _leaves(shape, new)
+    old_leaves: dict[Path, Any] = {}
+    new_leaves: dict[Path, Any] = {}
+    _collect_where_they_differ(shape, live, new, (), old_leaves, new_leaves)
     written = frozenset(
         path for path, value in new_leaves.items() if path not in old_leaves or old_leaves[path] != value
     )
     return written - _NOBODYS, frozenset(old_leaves.keys() - new_leaves.keys()) - _NOBODYS
+
+
+def _collect_where_they_differ(
+    shape: Shape, old: Any, new: Any, path: Path, old_leaves: dict[Path, Any], new_leaves: dict[Path, Any]
+) -> None:
+    """Leaves of both sides, without those of equal parts: most of an object stays as it is in a write."""
+    if old is new or (type(old) is type(new) and old == new):
+        return
+    both_maps = isinstance(old, dict) and isinstance(new, dict) and old and new
+    if not both_maps or shape.rule == "atomic":
+        _collect(shape, old, path, old_leaves)
+        _collect(shape, new, path, new_leaves)
+        return
+    for name in {**old, **new}:
+        part, below = shape.child(name), (*path, _field(name))
+        if name in old and name in new:
+            _collect_where_they_differ(part, old[name], new[name], below, old_leaves, new_leaves)
+        elif name in old:
+            _collect(part, old[name], below, old_leaves)
+        else:
+            _collect(part, new[name], below, new_leaves)
 
 
 def _with_parents(paths: Iterable[Path]) -> Fields:
@@ -281,8 +314,9 @@ def _without(shape: Shape, value: Any, doomed: dict[str, Any]) -> Any:
     return value
 
 
+@lru_cache(maxsize=4_096)
 def fields_v1(fields: Fields) -> Obj:
-    """A set of paths as the wire spells it."""
+    """A set of paths as the wire spells it; one object for equal sets, so nobody may change it."""
     return _pruned_dots(_tree(sorted(fields)))
 
 
