@@ -28,10 +28,10 @@ FIGURES = pytest.StashKey[dict[str, str]]()
 
 @dataclass
 class Audited:
-    """Since when the audit log is this run's, and when the roles of an operator that still ran were gone."""
+    """Since when the audit log is this run's, and when nobody had a role: uninstalled, or not read yet."""
 
     since: datetime = field(default_factory=now)
-    without_release: list[Interval] = field(default_factory=list)
+    without_roles: list[Interval] = field(default_factory=list)
 
 
 @pytest.fixture(scope="session")

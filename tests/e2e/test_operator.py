@@ -13,6 +13,8 @@ from e2e.cluster.command import CommandFailed, run
 from e2e.scenarios.load import Load
 from e2e.scenarios.manifest import merge
 from e2e.scenarios.view import View
+from tests.e2e.audit_log import Interval, now
+from tests.e2e.conftest import Audited
 from tests.e2e.deployments import deepseek
 from tests.e2e.world import World, settled
 
@@ -80,11 +82,14 @@ async def lease_holder(world: World) -> str:
     return (await asyncio.to_thread(client, *path)).strip()
 
 
-async def test_a_restart_of_the_api_server_hurts_nobody(world: World) -> None:
+async def test_a_restart_of_the_api_server_hurts_nobody(world: World, audited: Audited) -> None:
     before = await first_revision(world)
     pods = await world.uids(NAME) | await world.uids(NAME, "gateway")
     async with Load(await world.url(NAME), "deepseek-v31", clients=4, max_tokens=16) as load:
         await load.reach(20)
+        began = (
+            now()
+        )  # until it is ready, an API server that starts denies what it has not read the roles for
         await asyncio.to_thread(run, "docker", "exec", "moe-control-plane", "pkill", "-9", "kube-apiserver")
 
         async def answers() -> bool:
@@ -94,6 +99,7 @@ async def test_a_restart_of_the_api_server_hurts_nobody(world: World) -> None:
                 return False
 
         await world.poll(answers, "the API server is back")
+        audited.without_roles.append(Interval(began, now()))
         await load.reach(len(load.tally.requests) + 20)
         tally = await load.finish()
     assert tally.complaints() == []

@@ -25,7 +25,7 @@ async def test_upgrade_and_uninstall_leave_deployments_and_serving_alone(
         await asyncio.to_thread(release.install, merge(wanted, {"logLevel": "debug"}))
         began = now()  # Helm removes roles while the pods that use them are still ending
         await asyncio.to_thread(release.uninstall)
-        audited.without_release.append(Interval(began, now()))
+        audited.without_roles.append(Interval(began, now()))
         assert await world.operators() == []
         await load.reach(len(load.tally.requests) + 20)
         assert await world.exists(NAME)

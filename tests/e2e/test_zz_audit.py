@@ -19,7 +19,7 @@ WITHOUT_A_REQUEST = {
 
 
 async def test_no_request_was_denied_and_no_grant_is_unused(world: World, audited: Audited) -> None:
-    seen = asked(audited.since, audited.without_release)
+    seen = asked(audited.since, audited.without_roles)
     gateways = {each.account for each in seen if each.account.endswith("-gateway")}
     assert gateways
     denied = sorted(
