@@ -28,7 +28,7 @@ async def leader_pod_deleted(world: World) -> None:
 
 
 async def worker_exits_with_0(world: World) -> None:
-    await world.fault(await world.rank(NAME, 1), {"id": "F44", "params": {"s": 1, "code": 0}})
+    await world.fault(await world.rank(NAME, 1), {"id": "F44", "params": {"s": 2, "code": 0}})
 
 
 @pytest.mark.parametrize("loss", [worker_killed, worker_pod_deleted, leader_pod_deleted, worker_exits_with_0])
