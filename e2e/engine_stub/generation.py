@@ -96,9 +96,13 @@ class Generator:
         """Wait until no request is left, for at most ``limit`` seconds."""
         until = time.monotonic() + limit if limit is not None else inf
         while self.unfinished and time.monotonic() < until:
-            self._freed.clear()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._freed.wait(), TICK)
+            await self._freed_or_tick()
+
+    async def _freed_or_tick(self) -> None:
+        self._freed.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TICK):  # wait_for of Python 3.11 may swallow a cancellation
+                await self._freed.wait()
 
     def check_alive(self) -> None:
         """EngineDead when requests cannot be served."""
@@ -126,9 +130,7 @@ class Generator:
 
     async def _free_slot(self, job: Job) -> None:
         while len(self.running) >= self.slots * self.engines and not self._ended(job):
-            self._freed.clear()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._freed.wait(), TICK)
+            await self._freed_or_tick()
 
     async def _steps(self, job: Job, answers: list[Answer]) -> AsyncIterator[Step]:
         slow = self.faults.active("F37") or {}

@@ -141,7 +141,8 @@ async def exchange(*sent: bytes) -> bytes:
     for part in sent:
         writer.write(part)
         await writer.drain()
-    received = await asyncio.wait_for(reader.read(), 10)
+    async with asyncio.timeout(10):
+        received = await reader.read()
     writer.close()
     await writer.wait_closed()
     await server.close()

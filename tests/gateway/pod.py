@@ -65,6 +65,12 @@ async def until(what: Callable[[], Awaitable[bool]], seconds: float = DEADLINE) 
             await asyncio.sleep(0.05)
 
 
+async def happened(event: asyncio.Event, seconds: float = DEADLINE) -> None:
+    """Wait for an event; TimeoutError when it does not come."""
+    async with asyncio.timeout(seconds):  # wait_for of Python 3.11 may swallow a cancellation
+        await event.wait()
+
+
 @dataclass(eq=False)
 class Pod:
     """What the kubelet would run for ``{cr}-gateway``."""

@@ -6,7 +6,7 @@ import asyncio
 
 from tests.gateway.client import CHAT
 from tests.gateway.conftest import StartEngine, StartPod
-from tests.gateway.pod import Pod, colour, intent, until
+from tests.gateway.pod import Pod, colour, happened, intent, until
 
 
 async def test_a_drain_waits_for_streams_and_serves_whoever_still_comes(
@@ -109,4 +109,4 @@ async def test_a_client_that_leaves_cancels_the_engines_work(engine: StartEngine
 
     writer.close()
 
-    assert await asyncio.wait_for(blue.left.wait(), 10)
+    await happened(blue.left)

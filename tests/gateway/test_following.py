@@ -9,17 +9,17 @@ import pytest
 
 from tests.gateway.api_double import ApiDouble
 from tests.gateway.conftest import StartEngine, StartPod
-from tests.gateway.pod import Pod, colour, intent, text_of, until
+from tests.gateway.pod import Pod, colour, happened, intent, text_of, until
 
 
 async def test_the_agent_watches_one_config_map_with_the_token_of_the_moment(
     api: ApiDouble, serving: StartPod
 ) -> None:
     pod = await serving(intent(1))
-    await asyncio.wait_for(api.watching.wait(), 10)
+    await happened(api.watching)
     (pod.credentials / "token").write_text("second-token")
     api.cut()
-    await asyncio.wait_for(api.watching.wait(), 10)
+    await happened(api.watching)
 
     assert api.tokens[0] == "bearer first-token"
     assert api.tokens[-1] == "bearer second-token"
@@ -31,7 +31,7 @@ async def test_the_agent_watches_one_config_map_with_the_token_of_the_moment(
 
 async def test_a_change_made_while_the_watch_was_lost_arrives(api: ApiDouble, serving: StartPod) -> None:
     pod = await serving(intent(1))
-    await asyncio.wait_for(api.watching.wait(), 10)
+    await happened(api.watching)
     await api.stop()
     api.put(intent(2))
 
@@ -61,14 +61,14 @@ async def test_an_expired_watch_and_other_noise_do_not_stop_the_next_intent(
     api: ApiDouble, serving: StartPod
 ) -> None:
     pod = await serving(intent(1))
-    await asyncio.wait_for(api.watching.wait(), 10)
+    await happened(api.watching)
 
     api.send("BOOKMARK", {"kind": "ConfigMap", "metadata": {"resourceVersion": "12746"}})
     api.send("MODIFIED", {"kind": "ConfigMap", "metadata": {"name": "kimi-gateway"}})
     api.send("DELETED", {"kind": "ConfigMap", "metadata": {"name": "kimi-gateway"}, "data": {}})
     api.watching.clear()
     api.send("ERROR", {"kind": "Status", "code": 410, "message": "too old resource version"})
-    await asyncio.wait_for(api.watching.wait(), 10)
+    await happened(api.watching)
     api.put(intent(2))
 
     assert (await pod.ack(2)).generation == 2

@@ -14,7 +14,7 @@ from moe_operator.api.intent import Intent, KeyLimits, Keys, Limits
 from tests.gateway.client import Answer, Client
 from tests.gateway.conftest import StartEngine
 from tests.gateway.engine_double import EngineDouble
-from tests.gateway.pod import Pod, colour, intent, until
+from tests.gateway.pod import Pod, colour, happened, intent, until
 from tests.gateway.secret import Mount, api_key, entry
 
 StartLimited = Callable[..., Awaitable[Pod]]
@@ -175,7 +175,7 @@ async def test_a_client_that_leaves_frees_its_place(limited: StartLimited, blue:
     with pytest.raises(asyncio.CancelledError):
         await task
     client.close()
-    await asyncio.wait_for(blue.left.wait(), 20)
+    await happened(blue.left)
 
     await streams.start("alice", 1)
     assert await streams.refused("alice", 1) == {TOO_MANY: 1}
@@ -251,7 +251,7 @@ async def test_leaving_a_stream_before_its_end_is_not_free(limited: StartLimited
     with pytest.raises(asyncio.CancelledError):
         await task
     leaver.close()
-    await asyncio.wait_for(blue.left.wait(), 20)
+    await happened(blue.left)
     streams.hold.set()
     await until(waits)
 

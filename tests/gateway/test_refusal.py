@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 
 import pytest
@@ -12,7 +11,7 @@ from moe_operator.gateway.store import Store
 
 from tests.gateway.api_double import ApiDouble
 from tests.gateway.conftest import StartEngine, StartPod
-from tests.gateway.pod import Pod, colour, intent, until
+from tests.gateway.pod import Pod, colour, happened, intent, until
 
 NOT_AN_ADDRESS = Colour(revision="g", weight=100, endpoints=[Endpoint(address="not-an-ip", port=8000)])
 
@@ -67,6 +66,19 @@ async def test_a_bad_intent_that_arrives_while_envoy_is_down_does_not_keep_it_do
     assert (await pod.client().chat()).json["model"] == "blue"
 
 
+async def test_a_pod_falls_back_to_what_it_was_born_with_while_nothing_newer_was_accepted(
+    api: ApiDouble, engine: StartEngine, pod: Pod
+) -> None:
+    blue = await engine("blue")
+    pod.prepare(intent(1, colour("b", 100, blue.address)))
+    api.put(intent(2, NOT_AN_ADDRESS))  # the kubelet's copy was older than the object
+    await pod.start()
+
+    assert "malformed IP address" in (await pod.ack(2)).rejected
+    await pod.healthy(blue.address)
+    assert (await pod.client().chat()).json["model"] == "blue"
+
+
 async def test_a_first_intent_that_envoy_refused_before_the_agent_came_is_told(
     api: ApiDouble, pod: Pod
 ) -> None:
@@ -115,7 +127,7 @@ async def test_text_without_a_generation_is_refused_and_the_next_intent_is_taken
     api: ApiDouble, serving: StartPod
 ) -> None:
     pod = await serving(intent(1))
-    await asyncio.wait_for(api.watching.wait(), 10)
+    await happened(api.watching)
 
     async def refused() -> bool:
         return not (await pod.ack()).accepted
@@ -134,7 +146,7 @@ async def test_restoring_what_somebody_broke_by_hand_clears_the_refusal(
     api: ApiDouble, serving: StartPod
 ) -> None:
     pod = await serving(intent(1))
-    await asyncio.wait_for(api.watching.wait(), 10)
+    await happened(api.watching)
     api.put("by hand")
 
     async def refused() -> bool:

@@ -214,6 +214,6 @@ async def test_the_access_log_tells_who_served_and_holds_no_prompt_and_no_key(
     line = pod.access_log()[0]
     assert (line["request_id"], line["revision"], line["pod"]) == ("my-id", "b", "kimi-b-0-0")
     assert (line["status"], line["path"]) == (200, "/v1/models")
-    assert line["queue_ms"] >= 0 and line["ttfb_ms"] >= 0 and line["duration_ms"] >= 0
+    assert line["queue_ms"] >= 0 and line["ttft_ms"] >= 0 and line["duration_ms"] >= 0
     text = (pod.directory / "envoy.log").read_text()
     assert "sk-" not in text and "messages" not in text

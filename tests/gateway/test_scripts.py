@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lupa import luajit21 as lua
-from moe_operator.gateway.key_filter import SHA256, key_filter
+from moe_operator.gateway.key_filter import SHA256, closed, key_filter
 from moe_operator.gateway.keys import keyring
 from moe_operator.gateway.usage_filter import usage_filter
 
@@ -161,6 +161,13 @@ def test_the_key_travels_on_only_where_it_is_asked_for() -> None:
     forwarding = key_filter(KEYS, None, forward=True)
     handle = run(forwarding, "envoy_on_request", Handle({"authorization": "Bearer sk-1"}))
     assert handle.seen == {"authorization": "Bearer sk-1", "x-moe-key-id": "team-1"}
+
+
+def test_who_comes_before_keys_are_known_is_told_to_come_back() -> None:
+    handle = run(closed(), "envoy_on_request", Handle({"authorization": "Bearer sk-1"}))
+    assert handle.answer is not None
+    assert handle.answer[0] == 503
+    assert b'"code": "no_engine_available"' in handle.answer[1]
 
 
 def test_an_empty_secret_opens_nothing() -> None:

@@ -18,7 +18,7 @@ from moe_operator.gateway.store import Store
 from moe_operator.gateway.watch import WatchState
 
 from tests.gateway.conftest import StartEngine, StartPod
-from tests.gateway.pod import colour, intent, loopback
+from tests.gateway.pod import DEADLINE, colour, intent, loopback
 
 
 async def test_metrics_are_per_colour_and_carry_envoys_own(engine: StartEngine, serving: StartPod) -> None:
@@ -94,5 +94,6 @@ async def test_leaving_the_server_ends_a_wait_that_is_still_open(tmp_path: Path)
             reader, writer = await asyncio.open_connection(address, 9902)
             writer.write(b"GET /ack?wait_generation=1&timeout=60 HTTP/1.1\r\n\r\n")
             await asyncio.sleep(0)
-    assert await asyncio.wait_for(reader.read(), 10) == b""
+    async with asyncio.timeout(DEADLINE):
+        assert await reader.read() == b""
     writer.close()

@@ -49,6 +49,10 @@ async def test_bodies_are_bounded_together() -> None:
     assert isinstance(queue.enter(3.0, 11, RULES, 3.0), Place)
 
 
+async def test_a_room_of_no_places_is_closed_and_not_full() -> None:
+    assert WaitingQueue().enter(1.0, 0, Rules(max_waiting=0, hold_seconds=60), 1.0) is Verdict.EXPIRED
+
+
 async def test_all_visits_together_are_bounded_in_time() -> None:
     queue = WaitingQueue()
     assert isinstance(queue.enter(100.0, 0, RULES, 159.9), Place)

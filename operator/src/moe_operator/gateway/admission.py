@@ -14,18 +14,20 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from moe_operator.api.intent import Intent, Keys
 from moe_operator.gateway import mount
 from moe_operator.gateway.discovered import CONCURRENCY, KEYS, PASS, QUOTA, RATE, delivered
-from moe_operator.gateway.key_filter import key_filter
+from moe_operator.gateway.key_filter import closed, key_filter
 from moe_operator.gateway.key_limits import concurrency_filter, rate_filter
 from moe_operator.gateway.keys import Keyring, keyring
 from moe_operator.gateway.slots import assign, capacity
 from moe_operator.gateway.store import Store
 
+Json = dict[str, Any]
 SLOTS = "slots.json"
 LOOK_SECONDS = 1.0
 
@@ -46,13 +48,19 @@ def admission_files(intent: Intent | None, keys: Keyring, slots: Mapping[str, in
     """File name → text, of every filter that depends on keys but the list of those that must wait."""
     wanted = intent or Intent(generation=0, model="")
     counted = slots if wanted.limits.concurrent_per_key else None
-    asked_for = keys if intent is None or intent.keys else None
-    forward = bool(wanted.keys and wanted.keys.forward)
     return {
-        KEYS: delivered(KEYS, key_filter(asked_for, counted, forward=forward)),
+        KEYS: delivered(KEYS, _identity(intent, keys, counted)),
         RATE: delivered(RATE, rate_filter(wanted)),
         CONCURRENCY: delivered(CONCURRENCY, concurrency_filter(wanted, capacity(slots))),
     }
+
+
+def _identity(intent: Intent | None, keys: Keyring, slots: Mapping[str, int] | None) -> Json:
+    if intent is None:
+        return closed()
+    if intent.keys is None:
+        return PASS
+    return key_filter(keys, slots, forward=intent.keys.forward)
 
 
 class Admission:

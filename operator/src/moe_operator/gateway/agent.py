@@ -195,7 +195,8 @@ class Agent:
     async def _roll_back(self, intent: Intent, refused: tuple[str, ...]) -> None:
         reason = await self._reason(intent, refused)
         if self._wanted is intent:
-            await self._write(self._accepted, self._rendered(self._accepted))
+            good = None if self._accepted == intent else self._accepted  # a pod may be born with a bad one
+            await self._write(good, self._rendered(good))
             self._blame(Cause.ENVOY, reason)
 
     async def _reason(self, intent: Intent, refused: tuple[str, ...]) -> str:

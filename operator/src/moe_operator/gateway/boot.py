@@ -29,9 +29,11 @@ def prepare(xds: Path, mounted: Path, listen: Address, admin: Address) -> None:
     site = _site(intent, store.xds, listen, admin)
     store.put(render_site(site))
     Admission(store).prepare(_newest(store, intent))
-    if store.generation() < (intent.generation if intent else 0):
-        store.put(render_intent(intent, site.xds, site.room))
-    # else the directory outlived a restart of the pod and knows better
+    if store.generation() >= (intent.generation if intent else 0):
+        return  # the directory outlived a restart of the pod and knows better
+    store.put(render_intent(intent, site.xds, site.room))
+    if intent and store.accepted() is None:
+        store.remember(intent)  # nobody has judged it yet, but a refused successor has nothing better
 
 
 def _site(intent: Intent | None, xds: str, listen: Address, admin: Address) -> Site:

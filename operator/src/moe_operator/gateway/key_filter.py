@@ -12,21 +12,23 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from moe_operator.gateway.discovered import KEYS, PASS, lua
+from moe_operator.gateway.discovered import KEYS, lua
 from moe_operator.gateway.keys import Keyring
+from moe_operator.gateway.replies import UNAVAILABLE, OwnReply
 from moe_operator.gateway.request_headers import KEY_ID, SLOT
 
 CLIENT = "moe.client"  # dynamic metadata: "key" = id, "refused" = code of the error that a filter gave
 SHA256 = files("moe_operator.gateway").joinpath("sha256.lua").read_text()
 SCRIPT = files("moe_operator.gateway").joinpath("key_filter.lua").read_text()
+UNKNOWN = OwnReply(
+    503, UNAVAILABLE, "no_engine_available", "This gateway has just started and knows no engine yet."
+)
 
 Json = dict[str, Any]
 
 
-def key_filter(keys: Keyring | None, slots: Mapping[str, int] | None, *, forward: bool = False) -> Json:
-    """The filter's configuration; ``keys`` None = everybody may ask, ``slots`` None = nobody is counted."""
-    if keys is None:
-        return PASS
+def key_filter(keys: Keyring, slots: Mapping[str, int] | None, *, forward: bool = False) -> Json:
+    """The filter's configuration; ``slots`` None = nobody is counted."""
     width, table = _table(keys, slots or {})
     return lua(
         KEYS,
@@ -36,6 +38,13 @@ def key_filter(keys: Keyring | None, slots: Mapping[str, int] | None, *, forward
         SHA256,
         SCRIPT,
     )
+
+
+def closed() -> Json:
+    """The filter while nobody knows whether keys are asked for: no request passes, and none is blamed."""
+    headers = {":status": str(UNKNOWN.status), "content-type": "application/json", "retry-after": "1"}
+    table = ", ".join(f'["{name}"] = "{value}"' for name, value in headers.items())
+    return lua(KEYS, f"function envoy_on_request(handle) handle:respond({{{table}}}, [[{UNKNOWN.body}]]) end")
 
 
 def names() -> str:

@@ -1,8 +1,8 @@
 """The directory that Envoy and its agent share: its files are the gateway's whole state.
 
 Envoy reacts to a rename into place, so every write is a temporary file, fsync, rename; a file whose
-bytes do not change is left alone. ``intent.json`` there is the newest intent that Envoy has accepted:
-what a restart, or a refused successor, falls back to.
+bytes do not change is left alone. ``intent.json`` there is the newest intent that Envoy has accepted, before
+that the one the pod was born with: what a restart, or a refused successor, falls back to.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Store:
         return changed
 
     def remember(self, intent: Intent) -> None:
-        """Keep ``intent`` as the newest that Envoy has accepted."""
+        """Keep ``intent`` as the one to fall back to."""
         self.put({INTENT_KEY: intent.model_dump_json(by_alias=True)})
 
     def accepted(self) -> Intent | None:
-        """The newest intent that Envoy has accepted; None when there was none."""
+        """The intent to fall back to; None when there was none."""
         text = self.read(INTENT_KEY)
         try:
             return Intent.model_validate_json(text) if text else None

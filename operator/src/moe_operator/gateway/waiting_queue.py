@@ -2,7 +2,8 @@
 
 Invariants: at most ``max_waiting`` requests and ``MAX_HELD_BYTES`` of bodies wait; they are called in the
 order in which they reached the gateway, also those that were called once and came back; nobody waits longer
-than ``hold_seconds`` since then, all visits together. Pure but for the futures that carry a verdict.
+than ``hold_seconds`` since then, all visits together. A room of no places is closed, which is not full: who
+comes then has waited for as long as anybody may. Pure but for the futures that carry a verdict.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class WaitingQueue:
 
     def enter(self, received: float, size: int, rules: Rules, now: float) -> Place | Verdict:
         """A place, or why there is none."""
-        if now >= received + rules.hold_seconds:
+        if not rules.max_waiting or now >= received + rules.hold_seconds:
             return self._count(Verdict.EXPIRED)
         if self._taken >= rules.max_waiting or self._bytes + size > MAX_HELD_BYTES:
             return self._count(Verdict.FULL)
