@@ -16,11 +16,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from moe_operator.api.intent import Intent
 from moe_operator.gateway.access_log import agent_socket
+from moe_operator.gateway.connections import accepting
 from moe_operator.gateway.discovered import QUOTA, delivered
 from moe_operator.gateway.forward_protocol import Malformed, Messages
 from moe_operator.gateway.quota import Account, Allowances, Quotas
@@ -48,7 +50,6 @@ class Accounting:
         self._charged: dict[int, tuple[float, int]] = {}  # connection → start of its request, tokens so far
         self._bytes_per_token = BYTES_PER_TOKEN
         self._news = asyncio.Event()
-        self._readers: set[asyncio.Task[None]] = set()
         self.unread = 0  # records that could not be understood
         if intent := store.accepted():
             self.adopt(intent)
@@ -118,27 +119,16 @@ class Accounting:
     async def listen(self) -> None:
         """Read what Envoy tells, until cancelled; OSError when another agent does."""
         path = f"\0{agent_socket(self._store.xds)}"
-        async with await asyncio.start_unix_server(self._read, path) as server:
-            try:
-                await server.serve_forever()
-            finally:
-                for reader in tuple(self._readers):
-                    reader.cancel()
+        async with accepting(partial(asyncio.start_unix_server, path=path), self._read):
+            await asyncio.get_running_loop().create_future()
 
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        messages, task = Messages(), asyncio.current_task()
-        assert task is not None
-        self._readers.add(task)
+        messages = Messages()
         try:
             while data := await reader.read(READ_BYTES):
                 self.take(self._parsed(messages.feed(data)), time.time())
         except (ConnectionError, Malformed) as error:
             _log.warning("Envoy's log broke off", extra={"fields": {"error": str(error)}})
-        except asyncio.CancelledError:
-            pass  # the agent ends
-        finally:
-            self._readers.discard(task)
-            writer.close()
 
     def _parsed(self, found: list[dict[str, str]]) -> list[RequestRecord]:
         records = []

@@ -11,10 +11,12 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from urllib.parse import parse_qsl, urlsplit
 
 from moe_operator.gateway.address import Address
+from moe_operator.gateway.connections import accepting
 
 MAX_HEAD_BYTES = 16 << 10
 READ_SECONDS = 10.0
@@ -52,30 +54,18 @@ class BadRequest(Exception):
 @asynccontextmanager
 async def listening(address: Address, handler: Handler) -> AsyncIterator[None]:
     """Serve ``handler`` while entered; leaving cancels what waits. OSError when the address is taken."""
-    open_connections: set[asyncio.Task[None]] = set()
 
     async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        open_connections.add(task)
         try:
             response = await _answer(reader, handler)
             writer.write(_encode(response))
             await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError, TimeoutError):
             pass  # the client left or never finished asking: nobody to answer
-        except asyncio.CancelledError:
-            pass  # the server ends; this task ends here either way
-        finally:
-            open_connections.discard(task)
-            writer.close()
 
-    async with await asyncio.start_server(connection, address.host, address.port, limit=MAX_HEAD_BYTES):
-        try:
-            yield
-        finally:
-            for task in tuple(open_connections):
-                task.cancel()
+    start = partial(asyncio.start_server, host=address.host, port=address.port, limit=MAX_HEAD_BYTES)
+    async with accepting(start, connection):
+        yield
 
 
 async def _answer(reader: asyncio.StreamReader, handler: Handler) -> Response:

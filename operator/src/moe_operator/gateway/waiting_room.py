@@ -19,10 +19,12 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from moe_operator.api.intent import Intent
 from moe_operator.gateway.address import Address
+from moe_operator.gateway.connections import accepting
 from moe_operator.gateway.replies import UNAVAILABLE, error_body
 from moe_operator.gateway.request_headers import RECEIVED
 from moe_operator.gateway.retries import FINAL
@@ -79,35 +81,26 @@ class WaitingRoom:
     @asynccontextmanager
     async def open(self, address: Address) -> AsyncIterator[None]:
         """Hold requests while entered; leaving lets go of them. OSError when the address is taken."""
-        connections: set[asyncio.Task[None]] = set()
 
         async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            connections.add(task)
             try:
                 while await self._serve_one(reader, writer):
                     pass
-            except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-                pass  # Envoy or the client went away, or the room closes
+            except (ConnectionError, asyncio.IncompleteReadError):
+                pass  # Envoy or the client went away
             except (ValueError, asyncio.LimitOverrunError) as error:  # somebody else in the pod
                 _log.warning("not a request of Envoy's", extra={"fields": {"error": str(error)}})
-            finally:
-                connections.discard(task)
-                writer.close()
 
-        server = await asyncio.start_server(
-            connection, address.host, address.port, limit=MAX_HEAD_BYTES, backlog=BACKLOG
+        start = partial(
+            asyncio.start_server, host=address.host, port=address.port, limit=MAX_HEAD_BYTES, backlog=BACKLOG
         )
-        caller = asyncio.create_task(self._call())
-        async with server:
+        async with accepting(start, connection):
+            caller = asyncio.create_task(self._call())
             try:
                 yield
             finally:
                 caller.cancel()
-                for task in tuple(connections):
-                    task.cancel()
-                await asyncio.gather(caller, *connections, return_exceptions=True)
+                await asyncio.gather(caller, return_exceptions=True)
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """One request of a connection; False when it was the last."""
