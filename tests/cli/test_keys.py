@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,7 @@ printf '%s\\n' "$*" >> "$FAKE_DIR/calls"
 case "$*" in
   *"get moedeployments.moe-operator.io"*) cat "$FAKE_DIR/deployment" ;;
   *"get secret"*) cat "$FAKE_DIR/secret" ;;
+  *wait*) test ! -e "$FAKE_DIR/late" || { echo 'error: timed out waiting for the condition' >&2; exit 1; } ;;
   *patch*) test ! -e "$FAKE_DIR/refused" || { echo 'Error: forbidden' >&2; exit 1; } ;;
 esac
 """
@@ -88,8 +90,8 @@ def test_the_list_has_ids_and_expiries_and_neither_keys_nor_sums(calls: Calls) -
 
 
 def test_revoking_removes_every_value_of_one_id_and_tells_the_gateways(calls: Calls) -> None:
-    result = keys("revoke", "k3", "alice")
-    assert result.exit_code == 0 and "2 value(s) of alice revoked" in result.stdout
+    result = keys("revoke", "k3", "alice", "--wait", "0")
+    assert result.exit_code == 0 and "2 value(s) of alice taken out of Secret keys" in result.stdout
     patch, annotate = calls()[-2:]
     assert patch.startswith("patch secret keys --type json -p ")
     removed = json.loads(patch.split("-p ")[1])
@@ -112,5 +114,23 @@ def test_a_deployment_without_keys_has_none_to_list(calls: Calls, tmp_path: Path
 
 
 def test_every_refresh_is_a_new_wish(calls: Calls) -> None:
-    assert keys("refresh", "k3").exit_code == keys("refresh", "k3").exit_code == 0
-    assert len(set(calls())) == 2
+    for _ in range(2):
+        assert keys("refresh", "k3", "--wait", "0").exit_code == 0
+    assert len({call for call in calls() if call.startswith("annotate")}) == 2
+
+
+def test_a_refresh_waits_until_every_gateway_goes_by_what_the_secret_holds(calls: Calls) -> None:
+    result = keys("refresh", "k3", "--wait", "7")
+    assert result.exit_code == 0
+    assert re.search(r"^every gateway pod goes by Secret keys after \d+\.\d s$", result.stdout, re.MULTILINE)
+    wanted = f"--for=jsonpath={{.status.gateway.keysDigest}}={keyring(SECRET).digest}"
+    assert calls()[-1] == f"wait moedeployments.moe-operator.io/k3 {wanted} --timeout=7s"
+    assert "annotate" in calls()[-3]  # and the Secret is read after it
+
+
+def test_what_is_not_in_force_in_time_is_said(calls: Calls, tmp_path: Path) -> None:
+    (tmp_path / "late").touch()
+    result = keys("refresh", "k3")
+    assert result.exit_code == 1
+    assert "the gateways of k3 are told" in result.stdout
+    assert "kubectl wait: error: timed out" in result.output

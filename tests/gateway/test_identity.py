@@ -13,6 +13,9 @@ from pathlib import Path
 import openai
 import pytest
 from moe_operator.api.intent import Intent, Keys, Limits
+from moe_operator.gateway.discovered import KEYS
+from moe_operator.gateway.keys import keyring
+from moe_operator.gateway.store import Store
 
 from tests.gateway.conftest import StartEngine, StartPod
 from tests.gateway.pod import Pod, colour, intent, until
@@ -196,6 +199,58 @@ async def test_keys_are_rotated_under_load_without_a_failure(
     await until(lambda: logged(pod, load.statuses[200]))
     seen = {line["key_id"] for line in pod.access_log() if line["status"] == 200}
     assert seen == {"alice"}
+
+
+async def test_the_digest_of_the_keys_is_told_once_envoy_goes_by_them(
+    engine: StartEngine, serving: StartPod, secret: Mount
+) -> None:
+    blue, new = await engine("blue"), api_key("new")
+    pod = await serving(keyed(1, secret, blue.address))
+    await pod.healthy(blue.address)
+    first = {"alice": entry(ALICE), "bob": entry(BOB), "old": entry(OLD, "2026-01-01T00:00:00Z")}
+    second = {"alice": entry(ALICE), "new": entry(new)}
+
+    async def in_force(entries: dict[str, str]) -> bool:
+        ack = await pod.ack()
+        return (ack.keys, ack.keys_digest) == (len(entries), keyring(entries).digest)
+
+    await until(lambda: in_force(first))
+    secret.put(second)
+    await until(lambda: in_force(second))
+    assert [await status_of(pod, key) for key in (ALICE, new, BOB)] == [200, 200, 401]
+
+
+async def test_keys_that_are_not_in_force_are_not_told_and_hold_the_acknowledgement_back(
+    engine: StartEngine, serving: StartPod, secret: Mount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files of the filters stay where Envoy does not look for them, as on a disk that forgets."""
+    blue = await engine("blue")
+    pod = await serving(intent(1, colour("b", 100, blue.address)))
+    await pod.ack(1)
+    replace = Store._replace
+
+    def elsewhere(store: Store, name: str, text: str) -> None:
+        if name == KEYS:
+            (pod.xds / KEYS).write_text(text)  # not by a rename: Envoy sees nothing of it
+        else:
+            replace(store, name, text)
+
+    monkeypatch.setattr(Store, "_replace", elsewhere)
+    pod.api.put(keyed(2, secret, blue.address))
+
+    async def routes_are_new() -> bool:
+        stats = await pod.client(9901).get("/stats?filter=rds.gateway.version_text")
+        return b'"2-' in stats.body
+
+    await until(routes_are_new)
+    ack = await pod.ack()
+    assert (ack.generation, ack.received_generation, ack.keys, ack.keys_digest) == (1, 2, 3, "")
+
+    monkeypatch.setattr(Store, "_replace", replace)
+    secret.put({"alice": entry(ALICE)})
+    ack = await pod.ack(2)
+    assert ack.generation == 2
+    assert await status_of(pod, BOB) == 401
 
 
 async def test_ten_thousand_keys_are_reloaded_without_a_pause(

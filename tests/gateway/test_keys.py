@@ -97,3 +97,11 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     assert mount.version(tmp_path / "none") is None
     with pytest.raises(FileNotFoundError):
         mount.entries(tmp_path / "none")
+
+
+def test_the_digest_is_that_of_the_doors_that_open() -> None:
+    """Not of the Secret's bytes: what opens nothing, and in which entry a value is, does not matter."""
+    first = keyring({"a": A, "b": B}).digest
+    assert first == keyring({"a.7": A.upper(), "b": B, "c": "nonsense"}).digest
+    others = [{}, {"a": A}, {"b": A, "a": B}, {"a": f"{A},expires=2030-01-01T00:00:00Z", "b": B}]
+    assert len({first, *(keyring(entries).digest for entries in others)}) == 5

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from moe_operator.api.intent import HostState
 from moe_operator.gateway import readback
+from moe_operator.gateway.discovered import FILTERS, KEYS
 from moe_operator.gateway.files import CDS, EDS, EDS_PREVIEW, RDS
+from moe_operator.gateway.keys import InForce
 from moe_operator.gateway.readback import Reading, Subscriptions
 
 STATS = """\
@@ -17,6 +19,8 @@ cluster.all.update_rejected: 1
 cluster.preview.update_rejected: 0
 cluster_manager.cds.update_rejected: 0
 http.ingress.rds.gateway.update_rejected: 0
+extension_config_discovery.http_filter.moe.keys.version_text: "309554b5f45e"
+extension_config_discovery.http_filter.moe.keys.update_rejected: 2
 """
 CLUSTERS = {
     "cluster_statuses": [
@@ -76,16 +80,25 @@ def test_the_generation_that_runs_is_the_oldest_of_the_files() -> None:
     seen = readback.subscriptions(STATS)
     assert seen == Subscriptions(
         versions={
+            **dict.fromkeys(FILTERS, ""),
             EDS: "7-73edaf3bf60f",
             EDS_PREVIEW: "8-1a2b3c4d5e6f",
             CDS: "8-f113e3c22602",
             RDS: "8-a1b7b8cc226f",
+            KEYS: "309554b5f45e",
         },
-        refusals={EDS: 1, EDS_PREVIEW: 0, CDS: 0, RDS: 0},
+        refusals={**dict.fromkeys((EDS_PREVIEW, CDS, RDS, *FILTERS), 0), EDS: 1, KEYS: 2},
     )
     assert seen.generation == 7
-    assert seen.refused_since({}) == (EDS,)
-    assert seen.refused_since({EDS: 1}) == ()
+
+
+def test_refused_is_what_is_behind_and_was_refused_since() -> None:
+    seen = readback.subscriptions(STATS)
+    wanted = {EDS: "8-73edaf3bf60f", RDS: "9-a1b7b8cc226f", KEYS: "309554b5f45e"}
+    assert seen.behind(wanted) == (EDS, RDS)
+    assert seen.refused(wanted, {}) == (EDS,)
+    assert seen.refused(wanted, {EDS: 1}) == ()
+    assert seen.behind({}) == ()
 
 
 @pytest.mark.parametrize("text", ["", 'cluster.all.version_text: "none-73edaf3bf60f"\n'])
@@ -95,7 +108,8 @@ def test_nothing_runs_where_nothing_was_loaded(text: str) -> None:
 
 def test_an_acknowledgement_joins_health_weight_and_load_of_all_pools() -> None:
     hosts, weights = readback.hosts(CLUSTERS), readback.weights(ENDPOINTS)
-    ack = readback.ack(Reading(True, readback.subscriptions(STATS), hosts, weights), 8, "why")
+    reading = Reading(True, readback.subscriptions(STATS), hosts, weights)
+    ack = readback.ack(reading, 7, 8, "why", InForce(3, "abcd"))
 
     assert ack.hosts == [
         HostState(
@@ -106,10 +120,11 @@ def test_an_acknowledgement_joins_health_weight_and_load_of_all_pools() -> None:
         ),
     ]
     assert (ack.generation, ack.received_generation, ack.accepted, ack.rejected) == (7, 8, False, "why")
+    assert (ack.keys, ack.keys_digest) == (3, "abcd")
 
 
 def test_without_envoy_there_is_nothing_to_acknowledge() -> None:
-    ack = readback.ack(None, 8, "")
+    ack = readback.ack(None, -1, 8, "", InForce())
     assert (ack.generation, ack.received_generation, ack.envoy_live, ack.hosts) == (-1, 8, False, [])
 
 

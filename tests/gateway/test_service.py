@@ -12,7 +12,9 @@ from moe_operator.gateway.address import Address
 from moe_operator.gateway.admin import Admin
 from moe_operator.gateway.agent import Agent
 from moe_operator.gateway.drain import Drain
+from moe_operator.gateway.keys import InForce
 from moe_operator.gateway.listen import listening
+from moe_operator.gateway.readback import Reading
 from moe_operator.gateway.service import Service
 from moe_operator.gateway.store import Store
 from moe_operator.gateway.watch import WatchState
@@ -46,8 +48,14 @@ async def test_metrics_are_per_colour_and_carry_envoys_own(engine: StartEngine, 
         assert expected in lines
 
 
-async def _nothing_else(_: Intent) -> None:
+async def _nothing_else(_: Intent) -> tuple[str, ...]:
     """Nothing else has to be in force before routes are."""
+    return ()
+
+
+def _no_keys(_: Reading | None) -> InForce:
+    """None are asked for."""
+    return InForce()
 
 
 @pytest.fixture
@@ -55,7 +63,7 @@ async def agent_address(tmp_path: Path) -> AsyncIterator[tuple[str, int]]:
     """An agent whose Envoy never came."""
     address = loopback()
     async with Admin(Address(address, 9901)) as admin:
-        agent = Agent(Store(tmp_path), admin, None, Address(address, 9903), _nothing_else)
+        agent = Agent(Store(tmp_path), admin, None, Address(address, 9903), _nothing_else, _no_keys)
         service = Service(agent, admin, Drain(admin), WatchState())
         async with listening(Address(address, 9902), service.handle):
             yield address, 9902
@@ -88,7 +96,7 @@ async def test_odd_requests(agent_address: tuple[str, int], request_text: str, s
 async def test_leaving_the_server_ends_a_wait_that_is_still_open(tmp_path: Path) -> None:
     address = loopback()
     async with Admin(Address(address, 9901)) as admin:
-        agent = Agent(Store(tmp_path), admin, None, Address(address, 9903), _nothing_else)
+        agent = Agent(Store(tmp_path), admin, None, Address(address, 9903), _nothing_else, _no_keys)
         service = Service(agent, admin, Drain(admin), WatchState())
         async with listening(Address(address, 9902), service.handle):
             reader, writer = await asyncio.open_connection(address, 9902)

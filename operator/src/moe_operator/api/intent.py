@@ -144,10 +144,11 @@ class HostState(_Wire):
 class Ack(_Wire):
     """``GET /ack`` of a gateway agent: what Envoy really runs, read back from Envoy."""
 
-    generation: int  # newest intent generation whose files Envoy has accepted; -1 = none yet
+    generation: int  # newest intent that is in force, with its keys and limits; -1 = none yet
     received_generation: int = -1  # newest intent the agent has seen
     accepted: bool = True
     rejected: str = ""  # Envoy's own words for the update it refused
     hosts: list[HostState] = Field(default_factory=list)
     envoy_live: bool = True
-    keys: int | None = None  # key values that open this gateway; None = the intent asks for none
+    keys: int | None = None  # key values in the mounted Secret; None = the intent asks for none
+    keys_digest: str = ""  # of the mounted keys, once Envoy goes by them; empty before

@@ -51,6 +51,7 @@ ANNOTATION_ROUTE_GENERATION = f"{GROUP}/generation"  # of the intent that an HTT
 ANNOTATION_ROUTE_SINCE = f"{GROUP}/weights-since"  # when an HTTPRoute got its present weights
 ANNOTATION_OTLP = f"{GROUP}/otlp"  # on gateway pods: where their traces go
 ANNOTATION_REFRESH_KEYS = f"{GROUP}/refresh-keys"  # on the deployment; repeated on its gateway pods
+ANNOTATION_REFRESHED = f"{GROUP}/refreshed"  # when it was repeated there
 COMMANDS = ("promote", "abort", "pause", "rollback-to", "retry")
 
 PORT_ENGINE_HTTP = 8000

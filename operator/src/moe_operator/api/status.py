@@ -322,6 +322,8 @@ class GatewayStatus(ApiModel):
     """Newest configuration the operator wrote."""
     acked_generation: Annotated[int, Field(ge=-1, le=9_007_199_254_740_991)] = -1
     """Oldest configuration that any gateway pod still runs; -1 = one runs none."""
+    keys_digest: Annotated[str, Field(max_length=64)] = ""
+    """Digest of the set of API keys that every gateway pod goes by; empty while they differ."""
 
 
 class Performance(ApiModel):

@@ -2,7 +2,8 @@
 
 A key is made here and shown once; only its SHA-256 ever goes into the Secret. The operator has no access to
 Secrets: the kubelet brings them to the gateway pods, within a minute and a half by itself, at once after
-``refresh``.
+``refresh``. Each pod says by a digest which set its proxy goes by; the status of the deployment has the one
+that all of them agree on, so whoever can read the Secret can tell when it is in force everywhere.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import json
 import secrets
 import subprocess
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,7 +27,9 @@ from moe_operator.gateway.keys import KeyHash, Keyring, keyring
 Obj = dict[str, Any]
 PREFIX = "moe-"
 RANDOM_BYTES = 32
-TIMEOUT_SECONDS = 60
+TIMEOUT_SECONDS = 60  # for one answer of kubectl
+WAIT_SECONDS = 120  # longer than a kubelet takes that was not told
+IN_FORCE = "{.status.gateway.keysDigest}"
 RESOURCE = f"{PLURAL}.{GROUP}"
 
 
@@ -36,17 +40,15 @@ class Target:
     name: str
     flags: tuple[str, ...]
 
-    def kubectl(self, *arguments: str) -> str:
+    def kubectl(self, *arguments: str, seconds: float = TIMEOUT_SECONDS) -> str:
         """What kubectl prints; ClickException with its last line when it fails."""
         command = ["kubectl", *self.flags, *arguments]
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
-            )
+            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
         except FileNotFoundError:
             raise click.ClickException("kubectl is not on PATH") from None
         except subprocess.TimeoutExpired:
-            raise click.ClickException(f"kubectl did not answer within {TIMEOUT_SECONDS} s") from None
+            raise click.ClickException(f"kubectl did not answer within {seconds:g} s") from None
         if done.returncode:
             said = done.stderr.strip().splitlines()
             raise click.ClickException(f"kubectl {arguments[0]}: {said[-1] if said else 'failed'}")
@@ -72,6 +74,19 @@ class Target:
         wish = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
         self.kubectl("annotate", RESOURCE, self.name, f"{ANNOTATION_REFRESH_KEYS}={wish}", "--overwrite")
 
+    def until_in_force(self, secret: str, seconds: int) -> float:
+        """Wait until every gateway pod goes by what the Secret holds now; how long it took."""
+        began, wanted = time.monotonic(), keyring(self.entries(secret)).digest
+        done = f"--for=jsonpath={IN_FORCE}={wanted}"
+        self.kubectl(
+            "wait",
+            f"{RESOURCE}/{self.name}",
+            done,
+            f"--timeout={seconds}s",
+            seconds=seconds + TIMEOUT_SECONDS,
+        )
+        return time.monotonic() - began
+
 
 def _with_target(command: Any) -> Any:
     for option in (
@@ -81,6 +96,16 @@ def _with_target(command: Any) -> Any:
     ):
         command = option(command)
     return command
+
+
+_with_wait = click.option(
+    "--wait",
+    "seconds",
+    type=click.IntRange(min=0),
+    default=WAIT_SECONDS,
+    show_default=True,
+    help="Seconds to wait until every gateway pod goes by the Secret; 0 = do not wait.",
+)
 
 
 def _target(name: str, namespace: str | None, kube_context: str | None) -> Target:
@@ -126,9 +151,10 @@ def list_keys(name: str, namespace: str | None, kube_context: str | None) -> Non
 
 @keys.command()
 @_with_target
+@_with_wait
 @click.argument("key_id")
-def revoke(name: str, namespace: str | None, kube_context: str | None, key_id: str) -> None:
-    """Take every value of a key out of the Secret, and have the gateways notice now."""
+def revoke(name: str, namespace: str | None, kube_context: str | None, key_id: str, seconds: int) -> None:
+    """Take every value of a key out of the Secret, and wait until no gateway takes it any more."""
     target = _target(name, namespace, kube_context)
     secret = target.secret_name()
     found = [entry for entry, text in target.entries(secret).items() if _opens(entry, text, key_id)]
@@ -136,16 +162,25 @@ def revoke(name: str, namespace: str | None, kube_context: str | None, key_id: s
         raise click.ClickException(f"Secret {secret} holds no key {key_id}")
     patch = json.dumps([{"op": "remove", "path": f"/data/{entry}"} for entry in sorted(found)])
     target.kubectl("patch", "secret", secret, "--type", "json", "-p", patch)
-    target.refresh()
-    click.echo(f"{len(found)} value(s) of {key_id} revoked; the gateways of {name} are told")
+    click.echo(f"{len(found)} value(s) of {key_id} taken out of Secret {secret}")
+    _bring_in_force(target, secret, seconds)
 
 
 @keys.command()
 @_with_target
-def refresh(name: str, namespace: str | None, kube_context: str | None) -> None:
-    """Have the gateway pods take up the Secret as it is now."""
-    _target(name, namespace, kube_context).refresh()
-    click.echo(f"the gateways of {name} are told")
+@_with_wait
+def refresh(name: str, namespace: str | None, kube_context: str | None, seconds: int) -> None:
+    """Have the gateway pods take up the Secret as it is now, and say when all of them have."""
+    target = _target(name, namespace, kube_context)
+    _bring_in_force(target, target.secret_name(), seconds)
+
+
+def _bring_in_force(target: Target, secret: str, seconds: int) -> None:
+    target.refresh()
+    click.echo(f"the gateways of {target.name} are told")
+    if seconds:
+        took = target.until_in_force(secret, seconds)
+        click.echo(f"every gateway pod goes by Secret {secret} after {took:.1f} s")
 
 
 def _opens(entry: str, text: str, key_id: str) -> bool:

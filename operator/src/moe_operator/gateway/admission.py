@@ -23,13 +23,15 @@ from moe_operator.gateway import mount
 from moe_operator.gateway.discovered import CONCURRENCY, KEYS, PASS, QUOTA, RATE, delivered
 from moe_operator.gateway.key_filter import closed, key_filter
 from moe_operator.gateway.key_limits import concurrency_filter, rate_filter
-from moe_operator.gateway.keys import Keyring, keyring
+from moe_operator.gateway.keys import InForce, Keyring, keyring
+from moe_operator.gateway.readback import Reading
 from moe_operator.gateway.slots import assign, capacity
 from moe_operator.gateway.store import Store
 
 Json = dict[str, Any]
 SLOTS = "slots.json"
 LOOK_SECONDS = 1.0
+NOTHING = object()  # seen of a mount so far
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +43,13 @@ class KeysState:
     required: bool = True
     key_ids: int = 0
     values: int = 0
+    digest: str = ""
     problems: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, keys: Keyring, *, required: bool) -> KeysState:
+        """What a set of keys amounts to."""
+        return cls(required, len(keys.key_ids), len(keys.hashes), keys.digest, keys.problems)
 
 
 def admission_files(intent: Intent | None, keys: Keyring, slots: Mapping[str, int]) -> dict[str, str]:
@@ -63,13 +71,18 @@ def _identity(intent: Intent | None, keys: Keyring, slots: Mapping[str, int] | N
     return key_filter(keys, slots, forward=intent.keys.forward)
 
 
+def _asks(intent: Intent) -> object:
+    """What the files depend on."""
+    return intent.keys, intent.limits, intent.key_limits
+
+
 class Admission:
     """Keeps the files of one gateway pod in step."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._intent: Intent | None = None
-        self._seen: object = None
+        self._seen: object = NOTHING
         self._lock = asyncio.Lock()
         self.state = KeysState()
 
@@ -78,14 +91,21 @@ class Admission:
         self._store.put({QUOTA: self._store.read(QUOTA) or delivered(QUOTA, PASS)})
         self._write(intent)
 
-    async def adopt(self, intent: Intent) -> None:
-        """Go by ``intent`` from now on; OSError when the files cannot be written."""
+    async def adopt(self, intent: Intent) -> tuple[str, ...]:
+        """Go by ``intent`` from now on; the files that were replaced. OSError when they cannot be written."""
         async with self._lock:
-            await asyncio.to_thread(self._write, intent)
+            if self._intent is not None and _asks(intent) == _asks(self._intent) and self._is_fresh():
+                self._intent = intent
+                return ()
+            return await asyncio.to_thread(self._write, intent)
 
-    def keys(self) -> int | None:
-        """Key values that open the gateway; None while none is asked for."""
-        return self.state.values if self.state.required else None
+    def in_force(self, reading: Reading | None) -> InForce:
+        """The keys by which Envoy goes, in this reading of it."""
+        state = self.state
+        if not state.required:
+            return InForce()
+        applied = reading is not None and not reading.subscriptions.behind({KEYS: self._store.version(KEYS)})
+        return InForce(state.values, state.digest if applied and self._is_fresh() else "")
 
     def metrics(self) -> Iterator[Metric]:
         """What is known about the keys."""
@@ -104,47 +124,44 @@ class Admission:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             async with self._lock:
-                if (
-                    self._intent
-                    and self._intent.keys
-                    and self._seen != mount.version(self._directory(self._intent.keys))
-                ):
+                if self._intent and not self._is_fresh():
                     await self._renew(self._intent)
+
+    def _is_fresh(self) -> bool:
+        """Whether what was read last is what is mounted, as far as keys are asked for."""
+        keys = self._intent.keys if self._intent else None
+        return keys is None or self._seen == mount.version(self._directory(keys))
 
     async def _renew(self, intent: Intent) -> None:
         try:
             await asyncio.to_thread(self._write, intent)
         except OSError as error:  # a full disk may empty again
             _log.error("cannot write", extra={"fields": {"error": str(error)}})
-            self._seen = None
 
-    def _write(self, intent: Intent | None) -> None:
-        self._intent = intent
-        keys = self._keys(intent)
+    def _write(self, intent: Intent | None) -> tuple[str, ...]:
+        asked_for = self._directory(intent.keys) if intent and intent.keys else None
+        # looked at before it is read: what changes meanwhile has changed
+        seen = mount.version(asked_for) if asked_for else None
+        keys = _read(asked_for) if asked_for else Keyring()
         slots = assign(_known_slots(self._store), keys.key_ids)
-        self._store.put({SLOTS: json.dumps(slots), **admission_files(intent, keys, slots)})
+        self._seen = NOTHING  # until all of it is written
+        replaced = self._store.put({SLOTS: json.dumps(slots), **admission_files(intent, keys, slots)})
+        self._intent, self._seen = intent, seen
+        self.state = KeysState.of(keys, required=intent is None or intent.keys is not None)
+        return replaced
 
     def _directory(self, keys: Keys) -> Path:
         return mount.beside(self._store.xds, keys.directory)
 
-    def _keys(self, intent: Intent | None) -> Keyring:
-        if intent is None or intent.keys is None:
-            self.state = KeysState(required=intent is None)
-            return Keyring()
-        directory = self._directory(intent.keys)
-        self._seen = mount.version(directory)  # before reading: a change while we read is a change
-        keys = _read(directory)
-        self.state = KeysState(True, len(keys.key_ids), len(keys.hashes), keys.problems)
-        fields = {"ids": self.state.key_ids, "values": self.state.values, "problems": keys.problems}
-        _log.log(logging.WARNING if keys.problems else logging.INFO, "keys read", extra={"fields": fields})
-        return keys
-
 
 def _read(directory: Path) -> Keyring:
     try:
-        return keyring(mount.entries(directory))
+        keys = keyring(mount.entries(directory))
     except OSError as error:
-        return Keyring(problems=(f"the mounted Secret cannot be read: {error}",))
+        keys = Keyring(problems=(f"the mounted Secret cannot be read: {error}",))
+    fields = {"ids": len(keys.key_ids), "values": len(keys.hashes), "problems": keys.problems}
+    _log.log(logging.WARNING if keys.problems else logging.INFO, "keys read", extra={"fields": fields})
+    return keys
 
 
 def _known_slots(store: Store) -> dict[str, int]:

@@ -25,7 +25,9 @@ from moe_operator.api.intent import Ack, Intent, Queue
 from moe_operator.gateway import readback, validate
 from moe_operator.gateway.address import Address
 from moe_operator.gateway.admin import Admin, EnvoyAway
+from moe_operator.gateway.discovered import FILTERS, OF_AN_INTENT
 from moe_operator.gateway.files import version_of
+from moe_operator.gateway.keys import InForce
 from moe_operator.gateway.readback import Reading, Subscriptions
 from moe_operator.gateway.render import render_intent
 from moe_operator.gateway.store import Store
@@ -38,7 +40,8 @@ REFUSAL_LOOKS = 3  # a refusal must outlive this many looks: a late one may belo
 
 DEFAULT_INTENT = Intent(generation=0, model="", queue=Queue(max_waiting=0))
 
-Prepare = Callable[[Intent], Awaitable[None]]  # OSError when it cannot be done now
+Prepare = Callable[[Intent], Awaitable[tuple[str, ...]]]  # files replaced; OSError when it cannot be done now
+KeysInForce = Callable[[Reading | None], InForce]
 
 _log = logging.getLogger(__name__)
 
@@ -55,13 +58,20 @@ class Agent:
     """One gateway pod's link between the operator's intent and Envoy."""
 
     def __init__(
-        self, store: Store, admin: Admin, envoy: str | None, room: Address, before_routes: Prepare
+        self,
+        store: Store,
+        admin: Admin,
+        envoy: str | None,
+        room: Address,
+        before_routes: Prepare,
+        keys_in_force: KeysInForce,
     ) -> None:
         self._store = store
         self._admin = admin
         self._envoy = envoy  # command that can validate; None = say only which file was refused
         self._room = room  # where requests wait while no engine can take them
         self._before_routes = before_routes  # what must be in force before an intent's routes are
+        self._keys_in_force = keys_in_force
         self._accepted = store.accepted()
         self._wanted: Intent | None = None
         self._received = max(store.generation(), self._accepted.generation if self._accepted else -1)
@@ -144,18 +154,23 @@ class Agent:
         pauses, looks_refused = _pauses(), 0
         while self._wanted is intent:
             changed = self._changed
-            seen = await self._subscriptions()
+            seen, wanted = await self._subscriptions(), self._versions(files)
             if seen is None:
                 before = {}  # a new Envoy counts from zero
-            elif _runs(seen, files):
+            elif not seen.behind(wanted):
                 await self._accept(intent)
                 return
-            elif refused := seen.refused_since(before):
+            elif refused := seen.refused(wanted, before):
                 looks_refused += 1
                 if looks_refused >= REFUSAL_LOOKS:
                     await self._roll_back(intent, refused)
                     return
             await _wait(changed, next(pauses))
+
+    def _versions(self, files: Mapping[str, str]) -> dict[str, str]:
+        """What must be in force before the intent of ``files`` is: they, and the filters beside them."""
+        filters = {name: self._store.version(name) for name in OF_AN_INTENT}
+        return filters | {name: version_of(text) for name, text in files.items()}
 
     def _rendered(self, intent: Intent | None) -> dict[str, str]:
         return render_intent(intent, self._store.xds, self._room)
@@ -173,9 +188,8 @@ class Agent:
     async def _write(self, intent: Intent | None, files: Mapping[str, str]) -> tuple[str, ...] | None:
         """The names of the files that were replaced; None when they cannot be written now."""
         try:
-            if intent is not None:
-                await self._before_routes(intent)
-            written = await asyncio.to_thread(self._store.put, files)
+            filters = await self._before_routes(intent) if intent else ()
+            written = (*filters, *await asyncio.to_thread(self._store.put, files))
         except OSError as error:  # a full disk may empty again
             self._blame(Cause.DISK, f"cannot write: {error}")
             return None
@@ -200,7 +214,7 @@ class Agent:
             self._blame(Cause.ENVOY, reason)
 
     async def _reason(self, intent: Intent, refused: tuple[str, ...]) -> str:
-        fallback = f"Envoy refused {', '.join(refused)}; its log says why"
+        fallback = _without_words(refused)
         if self._envoy is None:
             return fallback
         try:
@@ -227,7 +241,22 @@ class Agent:
 
     async def ack(self) -> Ack:
         """What Envoy runs at this moment and what became of the newest intent."""
-        return readback.ack(await self.read(), self._received, "; ".join(self._reasons.values()))
+        reading = await self.read()
+        against = "; ".join((*self._reasons.values(), *self._refused_filters(reading)))
+        keys = self._keys_in_force(reading)
+        return readback.ack(reading, self.applied(reading), self._received, against, keys)
+
+    def applied(self, reading: Reading | None) -> int:
+        """The newest intent that is in force, filters and all; -1 = none."""
+        if reading is None or self._accepted is None:
+            return -1
+        return min(reading.subscriptions.generation, self._accepted.generation)
+
+    def _refused_filters(self, reading: Reading | None) -> Iterator[str]:
+        """Filters change beside intents, too: with the Secret, and with what keys have used up."""
+        wanted = {name: self._store.version(name) for name in FILTERS}
+        if reading and (refused := reading.subscriptions.refused(wanted, {})):
+            yield _without_words(refused)
 
     async def ack_of(self, generation: int, timeout: float) -> Ack:
         """:meth:`ack` once ``generation`` or a newer one is settled, or after ``timeout`` seconds."""
@@ -270,8 +299,8 @@ def _pauses() -> Iterator[float]:
         pause = min(SLOWEST_LOOK_SECONDS, pause * LOOK_GROWTH)
 
 
-def _runs(seen: Subscriptions, files: Mapping[str, str]) -> bool:
-    return all(seen.versions.get(name) == version_of(text) for name, text in files.items())
+def _without_words(refused: tuple[str, ...]) -> str:
+    return f"Envoy refused {', '.join(refused)}; its log says why"
 
 
 def _generation_in(text: str) -> int | None:

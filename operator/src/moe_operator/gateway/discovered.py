@@ -25,6 +25,7 @@ MATCHER = "type.googleapis.com/envoy.extensions.common.matching.v3.ExtensionWith
 
 FILTERS: Mapping[str, str] = {KEYS: LUA, QUOTA: LUA, RATE: RATE_LIMIT, CONCURRENCY: MATCHER}
 """File → what it configures, in the order in which a request meets them."""
+OF_AN_INTENT = (KEYS, RATE, CONCURRENCY)  # must be in force before its routes count as applied
 
 Json = dict[str, Any]
 

@@ -8,6 +8,7 @@ the intent's generation, so reading one version back says which intent Envoy run
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from moe_operator.api.names import digest
@@ -20,6 +21,7 @@ CDS = "cds.json"
 RDS = "rds.json"
 DYNAMIC_FILES = (EDS, EDS_PREVIEW, CDS, RDS)  # in the order they are written: make before break
 
+_VERSION = re.compile(r'\s*\{\s*"version_info": "([^"]*)"')
 NO_INTENT = "none"  # version prefix while no intent is known
 
 Json = dict[str, Any]
@@ -42,8 +44,9 @@ def file_source(xds: str, name: str) -> Json:
 
 
 def version_of(text: str) -> str:
-    """The version that a discovery file carries."""
-    return str(json.loads(text)["version_info"])
+    """The version that a discovery file carries, of which the beginning is enough; empty when it has none."""
+    found = _VERSION.match(text)
+    return found[1] if found else ""
 
 
 def generation_of(version: str) -> int:

@@ -75,9 +75,9 @@ def concurrency_filter(intent: Intent, slots: int) -> Json:
     """Requests in flight; ``slots`` = how many counters the keys without a limit of their own need."""
     if not intent.keys:
         return PASS
-    own = {key.key_id: key.concurrent for key in intent.key_limits if key.concurrent}
+    own = {key.key_id: _counted(key.concurrent) for key in intent.key_limits if key.concurrent}
     common = intent.limits.concurrent_per_key
-    shared = {str(slot): common for slot in range(slots)} if common else {}
+    shared = dict.fromkeys(map(str, range(slots)), _counted(common)) if common else {}
     matcher = _first_of(_tree(KEY_ID, own), _tree(SLOT, shared))
     if matcher is None:
         return PASS
@@ -97,14 +97,14 @@ def _first_of(first: Json | None, second: Json | None) -> Json | None:
     return {**first, "on_no_match": {"matcher": second}}
 
 
-def _tree(header: str, limits: Mapping[str, int]) -> Json | None:
-    if not limits:
+def _tree(header: str, counted: Mapping[str, Json]) -> Json | None:
+    if not counted:
         return None
     kind = "type.googleapis.com/envoy.type.matcher.v3.HttpRequestHeaderMatchInput"
     return {
         "matcher_tree": {
             "input": {"name": header, "typed_config": {"@type": kind, "header_name": header}},
-            "exact_match_map": {"map": {value: _counted(limit) for value, limit in limits.items()}},
+            "exact_match_map": {"map": dict(counted)},
         }
     }
 

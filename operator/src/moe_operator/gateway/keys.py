@@ -16,8 +16,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from moe_operator.api.names import digest
+
 MAX_KEYS = 32_768  # values; a Secret holds at most 1 MiB
 NEVER = 0
+DIGEST_LENGTH = 16  # hex digits
 
 _ID = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,126}[A-Za-z0-9])?")
 _NUMBER = re.compile(r"\.\d+$")
@@ -44,6 +47,20 @@ class Keyring:
     def key_ids(self) -> tuple[str, ...]:
         """Distinct ids in alphabetical order."""
         return tuple(sorted({key.key_id for key in self.hashes}))
+
+    @property
+    def digest(self) -> str:
+        """Equal for sets that open the same doors; says nothing about any key."""
+        rows = (f"{key.sha256} {key.expires} {key.key_id}" for key in self.hashes)
+        return digest("\n".join(rows), DIGEST_LENGTH)
+
+
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """What one gateway pod can say about its keys."""
+
+    values: int | None = None  # that are mounted; None = none is asked for
+    digest: str = ""  # of the mounted set, once Envoy goes by it
 
 
 class Unreadable(ValueError):

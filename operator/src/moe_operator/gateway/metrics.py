@@ -29,6 +29,7 @@ class Numbers:
     """Everything one scrape shows."""
 
     reading: Reading | None
+    generation: int
     received_generation: int
     rejections: int
     watch_connected: bool
@@ -65,11 +66,10 @@ class _Snapshot(Collector):
 
     def collect(self) -> Iterator[Metric]:
         n = self._numbers
-        generation = n.reading.subscriptions.generation if n.reading else -1
         live = bool(n.reading and n.reading.live)
         yield GaugeMetricFamily("moe_gateway_envoy_live", "Whether Envoy serves.", value=live)
         yield GaugeMetricFamily("moe_gateway_draining", "Whether the pod is ending.", value=n.draining)
-        yield GaugeMetricFamily("moe_gateway_generation", "Intent that Envoy runs.", value=generation)
+        yield GaugeMetricFamily("moe_gateway_generation", "Intent that Envoy runs.", value=n.generation)
         yield GaugeMetricFamily(
             "moe_gateway_received_generation", "Newest intent seen.", value=n.received_generation
         )

@@ -12,8 +12,10 @@ from typing import Any
 
 from moe_operator.api.intent import Ack, HostState
 from moe_operator.gateway.cluster import CLUSTERS
+from moe_operator.gateway.discovered import FILTERS, name_of
 from moe_operator.gateway.endpoints import ALL, PREVIEW
-from moe_operator.gateway.files import CDS, EDS, EDS_PREVIEW, RDS, generation_of
+from moe_operator.gateway.files import CDS, DYNAMIC_FILES, EDS, EDS_PREVIEW, RDS, generation_of
+from moe_operator.gateway.keys import InForce
 from moe_operator.gateway.listener import LISTENER
 from moe_operator.gateway.routes import ROUTES
 
@@ -22,8 +24,9 @@ SUBSCRIPTIONS: Mapping[str, str] = {
     EDS_PREVIEW: f"cluster.{PREVIEW}",
     CDS: "cluster_manager.cds",
     RDS: f"http.{LISTENER}.rds.{ROUTES}",
+    **{file: f"extension_config_discovery.http_filter.{name_of(file)}" for file in FILTERS},
 }
-"""Dynamic file → where its subscription's stats live."""
+"""File that may change → where its subscription's stats live."""
 
 SUBSCRIPTION_FILTER = (
     "^(" + "|".join(map(re.escape, SUBSCRIPTIONS.values())) + r")\.(version_text|update_rejected)$"
@@ -50,12 +53,16 @@ class Subscriptions:
 
     @property
     def generation(self) -> int:
-        """The newest intent that runs in every file; -1 = none."""
-        return min((generation_of(self.versions.get(name, "")) for name in SUBSCRIPTIONS), default=-1)
+        """The newest intent that runs in every file that is rendered from one; -1 = none."""
+        return min(generation_of(self.versions.get(name, "")) for name in DYNAMIC_FILES)
 
-    def refused_since(self, before: Mapping[str, int]) -> tuple[str, ...]:
-        """Files whose count of refusals grew."""
-        return tuple(name for name in SUBSCRIPTIONS if self.refusals.get(name, 0) > before.get(name, 0))
+    def refused(self, wanted: Mapping[str, str], before: Mapping[str, int]) -> tuple[str, ...]:
+        """Files that are not in force in the wanted version and were refused since ``before``."""
+        return tuple(name for name in self.behind(wanted) if self.refusals.get(name, 0) > before.get(name, 0))
+
+    def behind(self, wanted: Mapping[str, str]) -> tuple[str, ...]:
+        """Files that are not in force in the wanted version."""
+        return tuple(name for name, version in wanted.items() if self.versions.get(name) != version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +184,15 @@ class Reading:
     weights: Mapping[str, int]
 
 
-def ack(reading: Reading | None, received: int, rejected: str) -> Ack:
-    """What the agent answers: Envoy's state, the newest intent seen and why it was refused, if it was."""
+def ack(reading: Reading | None, applied: int, received: int, rejected: str, keys: InForce) -> Ack:
+    """What the agent answers: Envoy's state, the newest intents applied and seen, why one was refused."""
     return Ack(
-        generation=reading.subscriptions.generation if reading else -1,
+        generation=applied,
         received_generation=received,
         accepted=not rejected,
         rejected=rejected,
         hosts=host_states(reading.hosts, reading.weights) if reading else [],
         envoy_live=reading.live if reading else False,
+        keys=keys.values,
+        keys_digest=keys.digest,
     )

@@ -38,18 +38,19 @@ async def serve(
         store = Store(xds.absolute())
         admission, accounting = Admission(store), Accounting(store)
 
-        async def before_routes(intent: Intent) -> None:
+        async def before_routes(intent: Intent) -> tuple[str, ...]:
             accounting.adopt(intent)
-            await admission.adopt(intent)
+            return await admission.adopt(intent)
 
-        agent = Agent(store, envoy, find_envoy(), room_beside(admin), before_routes)
+        room_address = room_beside(admin)
+        agent = Agent(store, envoy, find_envoy(), room_address, before_routes, admission.in_force)
         room = WaitingRoom(lambda: agent.intent, agent.engines_ready)
         sources = (accounting.metrics, admission.metrics, partial(waiting, room.queue))
-        service = Service(agent, envoy, Drain(envoy), watch, sources, admission.keys)
+        service = Service(agent, envoy, Drain(envoy), watch, sources)
         async with (
             listening(listen, service.handle),
             listening(own, service.handle_own_pod),
-            room.open(room_beside(admin)),
+            room.open(room_address),
             asyncio.TaskGroup() as tasks,
         ):
             tasks.create_task(agent.keep_settled())

@@ -34,14 +34,12 @@ class Service:
         drain: Drain,
         watch: WatchState,
         sources: Sequence[Source] = (),
-        keys: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._agent = agent
         self._admin = admin
         self._drain = drain
         self._watch = watch
         self._sources = sources  # of metrics
-        self._keys = keys  # how many open the gateway
         self._routes: dict[tuple[str, str], Route] = {
             ("GET", "/ack"): self._ack,
             ("GET", "/healthz"): self._healthz,
@@ -62,8 +60,7 @@ class Service:
         generation = int(_number(request, "wait_generation", -1))
         timeout = min(MAX_WAIT_SECONDS, _number(request, "timeout", MAX_WAIT_SECONDS))
         ack = await self._agent.ack_of(generation, timeout) if generation >= 0 else await self._agent.ack()
-        whole = ack.model_copy(update={"keys": self._keys()})
-        return Response(whole.model_dump_json(by_alias=True), content_type=JSON)
+        return Response(ack.model_dump_json(by_alias=True), content_type=JSON)
 
     async def _healthz(self, _: Request) -> Response:
         return Response("ok\n")
@@ -88,6 +85,7 @@ class Service:
             envoy_text = ""
         numbers = Numbers(
             reading=reading,
+            generation=self._agent.applied(reading),
             received_generation=self._agent.received_generation,
             rejections=self._agent.rejections,
             watch_connected=self._watch.connected,

@@ -7,7 +7,6 @@ that the one the pod was born with: what a restart, or a refused successor, fall
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,8 @@ from pydantic import ValidationError
 
 from moe_operator.api.intent import INTENT_KEY, Intent
 from moe_operator.gateway.files import BOOTSTRAP, DYNAMIC_FILES, LDS, generation_of, version_of
+
+VERSION_WITHIN = 256  # characters from the beginning of a file
 
 
 class Store:
@@ -54,12 +55,14 @@ class Store:
 
     def generation(self) -> int:
         """The newest generation that any dynamic file was rendered from; -1 = none."""
-        return max(generation_of(self._version(name)) for name in DYNAMIC_FILES)
+        return max(generation_of(self.version(name)) for name in DYNAMIC_FILES)
 
-    def _version(self, name: str) -> str:
+    def version(self, name: str) -> str:
+        """The version of a discovery file; empty when there is none."""
         try:
-            return version_of(self.read(name))
-        except (json.JSONDecodeError, KeyError):  # absent
+            with (self._directory / name).open() as file:
+                return version_of(file.read(VERSION_WITHIN))
+        except FileNotFoundError:
             return ""
 
     def read(self, name: str) -> str:

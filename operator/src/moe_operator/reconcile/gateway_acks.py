@@ -8,14 +8,21 @@ out gets no new requests, but may still have old ones running. Behind a gateway 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
+from math import inf
 
 from moe_operator.api.intent import INTENT_KEY, Ack, Intent
-from moe_operator.api.names import COMPONENT_GATEWAY, LABEL_COMPONENT, gateway_name
+from moe_operator.api.moments import elapsed
+from moe_operator.api.names import ANNOTATION_REFRESHED, COMPONENT_GATEWAY, LABEL_COMPONENT, gateway_name
 from moe_operator.reconcile.actions import Obj
 from moe_operator.reconcile.external_route import observed_route, route_ack, through_route
 from moe_operator.reconcile.snapshot import Snapshot
 from moe_operator.resources.gateway_deployment import KEYS_VOLUME
 
+REFRESH_SECONDS = 120.0  # a kubelet that is not told at once brings a Secret within this time
+REFRESH_LOOK_SECONDS = 1.0
+REFRESH_LOOK_GROWTH = 0.1  # of the time that has passed
+EMPTY_LOOK_SECONDS = 10.0
 SILENT = Ack(generation=-1, accepted=True, envoy_live=False)
 
 
@@ -60,6 +67,30 @@ def reachable(snapshot: Snapshot) -> bool:
 def mounts_keys(pod: Obj) -> bool:
     """Whether API keys reach this gateway pod."""
     return any(volume["name"] == KEYS_VOLUME for volume in pod["spec"].get("volumes") or ())
+
+
+def keys_in_force(acks: Iterable[Ack]) -> str:
+    """Digest of the API keys that every one goes by; empty while they differ, or one has yet to follow."""
+    digests = {ack.keys_digest for ack in acks}
+    return digests.pop() if len(digests) == 1 else ""
+
+
+def keys_look_seconds(snapshot: Snapshot, acks: Iterable[Ack]) -> float | None:
+    """When the keys are worth another look, which nobody tells us: a kubelet brings a Secret, or somebody
+    fills it. None = an event or the resync is soon enough.
+    """
+    passed = min(map(partial(_since_refresh, snapshot), gateway_pods(snapshot)), default=inf)
+    if passed < REFRESH_SECONDS:
+        return max(REFRESH_LOOK_SECONDS, passed * REFRESH_LOOK_GROWTH)
+    return EMPTY_LOOK_SECONDS if any(ack.keys == 0 for ack in acks) else None
+
+
+def _since_refresh(snapshot: Snapshot, pod: Obj) -> float:
+    """Seconds since a pod's kubelet was asked to bring the Secret; infinite when it was not."""
+    try:
+        return elapsed((pod["metadata"].get("annotations") or {})[ANNOTATION_REFRESHED], snapshot.now)
+    except (KeyError, ValueError):  # or somebody wrote there what is no moment
+        return inf
 
 
 def draining_gateways(snapshot: Snapshot) -> list[Obj]:

@@ -26,14 +26,20 @@ from moe_operator.api.status import Condition, GatewayStatus
 from moe_operator.reconcile.actions import Event
 from moe_operator.reconcile.draft import Draft, Truth, Verdict
 from moe_operator.reconcile.external_route import observed_route, through_route
-from moe_operator.reconcile.gateway_acks import gateway_pods, reachable, rejections, serving_acks
+from moe_operator.reconcile.gateway_acks import (
+    gateway_pods,
+    keys_in_force,
+    keys_look_seconds,
+    reachable,
+    rejections,
+    serving_acks,
+)
 from moe_operator.reconcile.isolate import gateway_spec
 from moe_operator.reconcile.snapshot import Snapshot
 from moe_operator.rollout.groups import Group
 from moe_operator.rollout.rank_pod import pod_trouble
 
 LOOK_SECONDS = 1.0
-KEYS_LOOK_SECONDS = 10.0
 PENDING = Verdict("Unknown", Reason.PENDING)
 
 
@@ -84,6 +90,7 @@ def _gateway(snapshot: Snapshot, draft: Draft) -> Draft:
         endpoint=f"http://{name}.{snapshot.namespace}.svc:{port}" if port else "",
         generation=generation,
         acked_generation=acked,
+        keys_digest=keys_in_force(acks),
     )
     draft = draft.with_status(gateway=status)
     refused = "; ".join(rejections(snapshot))
@@ -99,8 +106,8 @@ def _gateway(snapshot: Snapshot, draft: Draft) -> Draft:
     if acked < generation or any(p["kind"] == "ConfigMap" for p in draft.applies):
         said = f"configuration {generation} is on its way; the slowest gateway pod runs {acked}"
         return draft.say(kind, "False", Reason.GATEWAY_STARTING, said).wake(LOOK_SECONDS)
-    if any(ack.keys == 0 for ack in acks):  # nobody tells us when somebody fills the Secret
-        draft = draft.wake(KEYS_LOOK_SECONDS)
+    look = keys_look_seconds(snapshot, acks)
+    draft = draft if look is None else draft.wake(look)
     said = f"{len(acks)} gateway pod(s) run configuration {generation}; {_who_gets_in(draft, acks)}"
     return draft.say(kind, "True", Reason.GATEWAY_READY, said)
 

@@ -13,6 +13,7 @@ from moe_operator.api.intent import Intent
 from moe_operator.api.moments import moment
 from moe_operator.api.names import (
     ANNOTATION_REFRESH_KEYS,
+    ANNOTATION_REFRESHED,
     COMPONENT_GATEWAY,
     LABEL_COMPONENT,
     LABEL_REVISION,
@@ -90,7 +91,7 @@ def _refresh_keys(snapshot: Snapshot, draft: Draft) -> Draft:
     wish = (snapshot.object["metadata"].get("annotations") or {}).get(ANNOTATION_REFRESH_KEYS)
     if not wish:
         return draft
-    marks = {ANNOTATION_REFRESH_KEYS: wish}
+    marks = {ANNOTATION_REFRESH_KEYS: wish, ANNOTATION_REFRESHED: moment(snapshot.now)}
     behind = [
         pod
         for pod in gateway_pods(snapshot)
