@@ -31,6 +31,15 @@ async def waiting(pod: Pod, number: int) -> None:
     await until(so)
 
 
+async def held_numbers(pod: Pod) -> dict[str, int]:
+    """What the room says of itself: who waits now, and how those who came have left."""
+    text = (await pod.client(9902).get("/metrics")).body.decode()
+    found = re.findall(
+        r'^moe_gateway_held(?:_requests_total\{verdict="(\w+)"\})? (\d+)\.0$', text, re.MULTILINE
+    )
+    return {verdict or "held": int(number) for verdict, number in found}
+
+
 async def down(pod: Pod, *engines: EngineDouble) -> None:
     for engine in engines:
         await engine.kill()
@@ -80,6 +89,7 @@ async def test_who_comes_when_the_room_is_full_is_turned_away_until_somebody_lea
     held = [asyncio.create_task(client.chat()) for client in clients]
     await waiting(pod, 256)
 
+    assert await held_numbers(pod) == {"held": 256, "called": 0, "expired": 0, "full": 0, "left": 0}
     late = await pod.client().chat()
     assert (late.status, late.json["error"]["code"]) == (503, "waiting_room_full")
     assert late.headers["retry-after"] == "777"
@@ -95,6 +105,9 @@ async def test_who_comes_when_the_room_is_full_is_turned_away_until_somebody_lea
 
     await blue.start()
     assert {answer.status for answer in await asyncio.gather(*held)} == {200}
+    numbers = await held_numbers(pod)
+    assert (numbers["held"], numbers["full"], numbers["left"], numbers["expired"]) == (0, 2, 1, 0)
+    assert numbers["called"] >= 256  # again where the engine was slow to be seen by every worker
 
 
 async def test_nobody_waits_longer_than_the_intent_allows(engine: StartEngine, serving: StartPod) -> None:

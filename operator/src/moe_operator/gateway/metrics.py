@@ -13,7 +13,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from moe_operator.gateway.readback import Host, Reading
-from moe_operator.gateway.waiting_queue import WaitingQueue
 
 HOST_LABELS = ("revision", "endpoint")
 HOST_METRICS: tuple[tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str, str], ...] = (
@@ -45,18 +44,6 @@ def exposition(numbers: Numbers, sources: Sequence[Source], envoy_text: str) -> 
     registry = CollectorRegistry()
     registry.register(_Snapshot(numbers, sources))
     return generate_latest(registry).decode() + envoy_text
-
-
-def waiting(queue: WaitingQueue) -> Iterator[Metric]:
-    """The waiting room's numbers."""
-    yield GaugeMetricFamily("moe_gateway_held", "Requests that wait for an engine.", value=len(queue))
-    left = CounterMetricFamily(
-        "moe_gateway_held_requests", "Requests that came to the waiting room, by how they left it.",
-        labels=("verdict",),
-    )  # fmt: skip
-    for verdict, count in queue.verdicts.items():
-        left.add_metric((verdict.name.lower(),), count)
-    yield left
 
 
 class _Snapshot(Collector):

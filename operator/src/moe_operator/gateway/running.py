@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
 from pathlib import Path
 
 from moe_operator.api.intent import Intent
@@ -15,7 +14,6 @@ from moe_operator.gateway.admission import Admission
 from moe_operator.gateway.agent import Agent
 from moe_operator.gateway.drain import Drain
 from moe_operator.gateway.listen import listening
-from moe_operator.gateway.metrics import waiting
 from moe_operator.gateway.service import Service
 from moe_operator.gateway.site import room_beside
 from moe_operator.gateway.store import Store
@@ -45,7 +43,7 @@ async def serve(
         room_address = room_beside(admin)
         agent = Agent(store, envoy, find_envoy(), room_address, before_routes, admission.in_force)
         room = WaitingRoom(lambda: agent.intent, agent.engines_ready)
-        sources = (accounting.metrics, admission.metrics, partial(waiting, room.queue))
+        sources = (accounting.metrics, admission.metrics, room.metrics)
         service = Service(agent, envoy, Drain(envoy), watch, sources)
         async with (
             listening(listen, service.handle),

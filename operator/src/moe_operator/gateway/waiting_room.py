@@ -16,11 +16,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from moe_operator.api.intent import Intent
 from moe_operator.gateway.address import Address
@@ -76,7 +78,21 @@ class WaitingRoom:
         self._intent = intent
         self._engines_ready = engines_ready
         self._somebody_waits = asyncio.Event()
-        self.queue = WaitingQueue()
+        self._queue = WaitingQueue()
+
+    def metrics(self) -> Iterator[Metric]:
+        """Who waits now, and how those who came have left."""
+        yield GaugeMetricFamily(
+            "moe_gateway_held", "Requests that wait for an engine.", value=len(self._queue)
+        )
+        left = CounterMetricFamily(
+            "moe_gateway_held_requests",
+            "Requests that came to the waiting room, by how they left it.",
+            labels=("verdict",),
+        )
+        for verdict in Verdict:
+            left.add_metric((verdict.value,), self._queue.verdicts[verdict])
+        yield left
 
     @asynccontextmanager
     async def open(self, address: Address) -> AsyncIterator[None]:
@@ -110,7 +126,7 @@ class WaitingRoom:
         rules = Rules(intent.queue.max_waiting, hold)
         now = time.time()
         received = now if head.received is None else head.received
-        place = self.queue.enter(received, head.length or 0, rules, now)
+        place = self._queue.enter(received, head.length or 0, rules, now)
         if isinstance(place, Verdict):
             await _discard_body(reader, head.length)
             verdict = place
@@ -128,10 +144,10 @@ class WaitingRoom:
         try:
             either: list[asyncio.Future[Any]] = [place.verdict, gone]
             await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            self.queue.leave(place, Verdict.LEFT if gone.done() else Verdict.EXPIRED)
+            self._queue.leave(place, Verdict.LEFT if gone.done() else Verdict.EXPIRED)
             return place.verdict.result()
         finally:
-            self.queue.leave(place, Verdict.LEFT)
+            self._queue.leave(place, Verdict.LEFT)
             gone.cancel()
             with contextlib.suppress(asyncio.CancelledError, ConnectionError, asyncio.IncompleteReadError):
                 await gone
@@ -146,8 +162,10 @@ class WaitingRoom:
                 await asyncio.sleep(LOOK_SECONDS)
                 continue
             if called := await self._call_for(LOOK_SECONDS):
-                _log.info("requests called", extra={"fields": {"called": called, "waiting": len(self.queue)}})
-            if not len(self.queue):
+                _log.info(
+                    "requests called", extra={"fields": {"called": called, "waiting": len(self._queue)}}
+                )
+            if not len(self._queue):
                 self._somebody_waits.clear()
                 looks = 0
 
@@ -155,7 +173,7 @@ class WaitingRoom:
         """Call one after the other until the engines have to be looked at again."""
         clock = asyncio.get_running_loop().time
         end, called = clock() + seconds, 0
-        while clock() < end and self.queue.call_next():
+        while clock() < end and self._queue.call_next():
             called += 1
             await asyncio.sleep(CALL_SECONDS)
         return called
