@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+from pathlib import Path
 
 from moe_operator.api.intent import (
     Colour,
     Endpoint,
     Intent,
+    Keys,
     Limits,
     LongContext,
     Preview,
@@ -16,10 +18,12 @@ from moe_operator.api.intent import (
     Timeouts,
 )
 
+from tests.gateway.client import Answer
 from tests.gateway.conftest import StartEngine, StartPod
 from tests.gateway.engine_double import EngineDouble
 from tests.gateway.load import Load
 from tests.gateway.pod import PATHS, Pod, colour, intent, until
+from tests.gateway.secret import Mount, api_key, entry
 
 LONG_PROMPT = "x" * 4000
 STREAMS = 200  # at a time; each lasts four chunks
@@ -62,6 +66,37 @@ async def test_a_preview_for_chosen_keys_is_closed_to_everybody_else(
 
     assert (spoofed.status, spoofed.json["error"]["code"]) == (403, "preview_refused")
     assert green.requests == 0
+
+
+async def test_a_preview_is_open_to_the_keys_that_are_named(
+    engine: StartEngine, serving: StartPod, tmp_path: Path
+) -> None:
+    blue, green = await engine("blue"), await engine("green")
+    secret = Mount(tmp_path / "keys")
+    secret.write(ci=entry(api_key("ci")), alice=entry(api_key("alice")))
+    told = intent(
+        1,
+        colour("b", 100, blue.address),
+        preview=on_preview(green, "ci", "al.ce"),  # an id, no pattern
+        keys=Keys(directory=str(secret.directory)),
+    )
+    pod = await serving(told)
+    await pod.healthy(blue.address, green.address)
+
+    async def asked(key: str, **headers: str) -> Answer:
+        return await pod.client().chat(authorization=f"Bearer {api_key(key)}", **headers)
+
+    async def asked_green(key: str, **headers: str) -> Answer:
+        return await asked(key, x_moe_revision_preview="g", **headers)
+
+    assert (await asked_green("ci")).json["model"] == "green"
+    assert (await asked("ci")).json["model"] == "blue"
+    served = green.requests
+    for answer in (await asked_green("alice"), await asked_green("alice", x_moe_key_id="ci")):
+        assert (answer.status, answer.json["error"]["code"]) == (403, "preview_refused")
+    assert (await asked_green("nobody")).status == 401
+    assert (await asked("alice")).json["model"] == "blue"
+    assert green.requests == served
 
 
 async def test_a_session_stays_with_its_engine(engine: StartEngine, serving: StartPod) -> None:
