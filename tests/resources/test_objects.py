@@ -30,7 +30,7 @@ from moe_operator.resources.manifest_config_map import (
 )
 from moe_operator.resources.network_policy import deployment_policies, group_policy
 from moe_operator.resources.ownership import Owner
-from moe_operator.resources.peers import peers_config, peers_policy, seeder_pod
+from moe_operator.resources.peers import peers_config, seeder_pod
 from moe_operator.resources.resolver_job import resolver_job
 from moe_operator.resources.revision_record import revision_record
 from moe_operator.resources.staging_job import Pull, staging_job
@@ -188,6 +188,7 @@ OBJECTS: dict[str, Obj] = {
     "http-route-backend": backend_service(OWNER, "abcd1234"),
     "network-policy-engine": POLICIES["k3-engine"],
     "network-policy-stager": POLICIES["k3-stager"],
+    "network-policy-peers": POLICIES["k3-peers"],
     "network-policy-gateway": POLICIES["k3-gateway"],
     "network-policy-engine-behind-anothers-gateway": policies(FENCE, external=True)["k3-engine"],
     "network-policy-group": group_policy(OWNER, "abcd1234", 0),
@@ -201,7 +202,6 @@ OBJECTS: dict[str, Obj] = {
     "staging-job-with-everything": stage({**EVERYTHING, "weights": {"verify": "Fast"}}, **PEERS),
     "seeder-pod": seeder_pod(OWNER, spec(PLAIN), POLICY, "k3-seed-1", "node-0"),
     "peers-config": peers_config(OWNER, "0123456789abcdef"),
-    "peers-policy": peers_policy(OWNER),
     "gc-job": gc_job(OWNER, POLICY, CACHE, "k3-gc-1", "node-0", {"b" * 64, "a" * 64}),
     "manifest": manifest_config_map(OWNER, "k3-manifest-1", MANIFEST),
     "revision-record": revision_record(OWNER, revision(PLAIN), 7),
@@ -286,6 +286,23 @@ def test_engines_and_seeders_can_only_read_the_nodes_store() -> None:
 
 
 STORE_PODS = {n: o for n, o in OBJECTS.items() if n.startswith(("staging-job", "seeder-pod", "gc-job"))}
+
+
+def test_every_pod_of_our_own_images_has_the_admins_pull_secrets() -> None:
+    pull = Pull("k3-stage-1", "node-0", NodeFiles("v" * 8), "huggingface.co")
+    wanted, policy = spec(PLAIN), POLICY_WITH_SECRETS
+    made = [
+        resolver_job(OWNER, "k3-resolve-1", wanted.model, CACHE, policy),
+        staging_job(OWNER, wanted, policy, "k3-manifest", KEY_PLAIN, pull),
+        gc_job(OWNER, policy, CACHE, "k3-gc-1", "node-0", set()),
+        seeder_pod(OWNER, wanted, policy, "k3-seed-1", "node-0"),
+        engine_pod(
+            OWNER, revision(PLAIN), RankSeat(0, 0, "node-0", 4, NodeFiles("v" * 8)), policy, "m", KEY_PLAIN
+        ),
+        *gateway_objects(OWNER, wanted, policy),
+    ]
+    pods = [o["spec"].get("template", o)["spec"] for o in made if o["kind"] in {"Job", "Pod", "Deployment"}]
+    assert [pod["imagePullSecrets"] for pod in pods] == [[{"name": "mirror"}]] * 6
 
 
 @pytest.mark.parametrize("name", STORE_PODS)

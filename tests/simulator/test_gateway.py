@@ -85,7 +85,7 @@ async def test_asking_for_a_refresh_of_keys_annotates_every_gateway_pod_once_and
 async def test_budget_and_policies_are_there_and_a_resync_writes_nothing(served: World) -> None:
     group = f"k3-{served.status('k3')['activeRevision']}-0"
     assert names(served, POD_DISRUPTION_BUDGET) == {"k3-gateway"}
-    assert names(served, NETWORK_POLICY) == {"k3-engine", "k3-gateway", "k3-stager", group}
+    assert names(served, NETWORK_POLICY) == {"k3-engine", "k3-gateway", "k3-stager", "k3-peers", group}
     served.kube.log.clear()
     for _ in range(10):
         await served.step(60.0)
@@ -97,7 +97,7 @@ async def test_the_policy_of_a_group_goes_with_the_group(served: World) -> None:
     await served.edit("k3", lambda s: s["engine"].update(image="vllm:green"))
     await served.until(lambda: served.stable("k3") and served.status("k3")["activeRevision"] != old)
     await served.settle()
-    groups = names(served, NETWORK_POLICY) - {"k3-engine", "k3-gateway", "k3-stager"}
+    groups = names(served, NETWORK_POLICY) - {"k3-engine", "k3-gateway", "k3-stager", "k3-peers"}
     assert groups == {f"k3-{served.status('k3')['activeRevision']}-0"}
 
 

@@ -74,7 +74,8 @@ class Images(PolicyModel):
     envoy: str = "moe-operator-envoy:latest"
     """Any image with `envoy` on its PATH and a numeric user."""
     pull_secrets: list[ObjectName] = Field(default=[])
-    """Secrets in the namespace of each deployment with which its gateways and resolvers pull these images."""
+    """Secrets in the namespace of each deployment with which the pods of these images are pulled there: gateways,
+    resolvers, stagers, seeders, collectors."""
 
 
 class Preset(PolicyModel):

@@ -16,12 +16,11 @@ from moe_operator.api.moments import elapsed
 from moe_operator.api.names import COMPONENT_SEEDER, LABEL_COMPONENT, PORT_PEERS, peers_name, seeder_name
 from moe_operator.reconcile.actions import Delete, Obj, Ref
 from moe_operator.reconcile.draft import Draft
-from moe_operator.reconcile.drift import differs, stamped
 from moe_operator.reconcile.sites import Site
 from moe_operator.reconcile.snapshot import Snapshot
 from moe_operator.resources.manifest_config_map import manifest_of
 from moe_operator.resources.ownership import Owner
-from moe_operator.resources.peers import peers_config, peers_policy, seeder_pod
+from moe_operator.resources.peers import peers_config, seeder_pod
 
 PATIENCE_SECONDS = 30.0
 MOST_SEEDERS = 64
@@ -88,9 +87,6 @@ def with_seeders(snapshot: Snapshot, draft: Draft, wanted: Mapping[str, Site]) -
     owner = Owner(snapshot.name, snapshot.namespace, snapshot.uid)
     if snapshot.child("ConfigMap", peers_name(snapshot.name)) is None:
         draft = draft.apply(peers_config(owner, snapshot.entropy))
-    policy = stamped(peers_policy(owner))
-    if differs(snapshot.child("NetworkPolicy", peers_name(snapshot.name)), policy):
-        draft = draft.apply(policy)
     draft = draft.apply(
         *(
             seeder_pod(owner, site.revision.spec, snapshot.policy, name, site.node)

@@ -47,7 +47,7 @@ def gc_job(
             "activeDeadlineSeconds": DEADLINE_SECONDS,
             "template": {
                 "metadata": {"labels": common_labels(owner.name, COMPONENT_COLLECTOR)},
-                "spec": node_pod(node, [ANY_TAINT], container, [store_volume(cache)]),
+                "spec": node_pod(node, [ANY_TAINT], container, [store_volume(cache)], policy),
             },
         },
     }

@@ -1,8 +1,9 @@
 """Who may open a connection to the pods of a deployment.
 
 Only gateways reach an engine's HTTP port, ranks of one group reach each other on every port, the operator
-reaches what it asks (engines, stagers, gateway agents), clients reach the gateway's one port; what the admin
-names may scrape metrics. Everything else that comes in is refused.
+reaches what it asks (engines, stagers, gateway agents), only stagers reach the nodes that hand files on,
+clients reach the gateway's one port; what the admin names may scrape metrics. Everything else that comes in
+is refused.
 
 What a NetworkPolicy cannot do: it needs a network plug-in that enforces it; it never applies to pods on their
 node's network nor to RDMA; it sees no HTTP path, so whoever may scrape an engine's metrics may also ask it
@@ -19,6 +20,7 @@ from moe_operator.api.names import (
     COMPONENT_ENGINE,
     COMPONENT_GATEWAY,
     COMPONENT_RESOLVER,
+    COMPONENT_SEEDER,
     COMPONENT_STAGER,
     LABEL_COMPONENT,
     LABEL_DEPLOYMENT,
@@ -27,11 +29,13 @@ from moe_operator.api.names import (
     PORT_ENGINE_HTTP,
     PORT_GATEWAY_AGENT,
     PORT_GATEWAY_HTTP,
+    PORT_PEERS,
     PORT_STAGE_PROGRESS,
     bounded,
     gateway_name,
     group_name,
     label_value,
+    peers_name,
 )
 from moe_operator.api.policy import NetworkPolicies
 from moe_operator.resources.ownership import Owner
@@ -41,7 +45,7 @@ STAGING = (COMPONENT_RESOLVER, COMPONENT_STAGER)
 
 
 def deployment_policies(owner: Owner, rules: NetworkPolicies, *, external_gateway: bool) -> list[Obj]:
-    """Policies of a deployment whatever it serves: of its engines, stagers and gateways."""
+    """Policies of a deployment whatever it serves: of its engines, stagers, seeders and gateways."""
     operator = [_operator(rules)]
     scrapers = list(rules.metrics_from)
     clients = [{"podSelector": {"matchLabels": _component(owner, COMPONENT_GATEWAY)}}]
@@ -70,6 +74,13 @@ def deployment_policies(owner: Owner, rules: NetworkPolicies, *, external_gatewa
             COMPONENT_STAGER,
             stagers,
             [_open([*operator, *scrapers], PORT_STAGE_PROGRESS)],
+        ),
+        _policy(
+            owner,
+            peers_name(owner.name),
+            COMPONENT_SEEDER,
+            {"matchLabels": _component(owner, COMPONENT_SEEDER)},
+            [_open([{"podSelector": {"matchLabels": _component(owner, COMPONENT_STAGER)}}], PORT_PEERS)],
         ),
         _policy(
             owner,

@@ -13,13 +13,9 @@ from typing import Any
 from moe_operator.api.names import (
     ANNOTATION_NODE,
     COMPONENT_SEEDER,
-    COMPONENT_STAGER,
-    LABEL_COMPONENT,
-    LABEL_DEPLOYMENT,
     PATH_PEERS,
     PATH_STORE,
     PORT_PEERS,
-    label_value,
     peers_name,
 )
 from moe_operator.api.policy import OperatorPolicy
@@ -60,7 +56,7 @@ def seeder_pod(owner: Owner, spec: MoESpec, policy: OperatorPolicy, name: str, n
         "kind": "Pod",
         "metadata": owner.metadata(name, COMPONENT_SEEDER, annotations={ANNOTATION_NODE: node}),
         "spec": {
-            **node_pod(node, gpu_node_tolerations(spec), container, volumes),
+            **node_pod(node, gpu_node_tolerations(spec), container, volumes, policy),
             "restartPolicy": "Always",
             "terminationGracePeriodSeconds": 5,
         },
@@ -75,20 +71,4 @@ def peers_config(owner: Owner, token: str) -> Obj:
         "metadata": owner.metadata(peers_name(owner.name), COMPONENT_SEEDER),
         "immutable": True,
         "data": {KEY_TOKEN: token},
-    }
-
-
-def peers_policy(owner: Owner) -> Obj:
-    """Build the NetworkPolicy: seeders are reached by stagers of their own deployment only."""
-    deployment = {LABEL_DEPLOYMENT: label_value(owner.name)}
-    stagers = {"podSelector": {"matchLabels": {**deployment, LABEL_COMPONENT: COMPONENT_STAGER}}}
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": owner.metadata(peers_name(owner.name), COMPONENT_SEEDER),
-        "spec": {
-            "podSelector": {"matchLabels": {**deployment, LABEL_COMPONENT: COMPONENT_SEEDER}},
-            "policyTypes": ["Ingress"],
-            "ingress": [{"from": [stagers], "ports": [{"port": PORT_PEERS, "protocol": "TCP"}]}],
-        },
     }

@@ -14,6 +14,7 @@ from moe_operator.api.names import PATH_MANIFEST, PATH_PEERS, PATH_STORE, PATH_T
 from moe_operator.api.policy import CacheClass, OperatorPolicy
 from moe_operator.api.spec import MoESpec
 from moe_operator.resources.model_source import StagerSource
+from moe_operator.resources.ownership import pull_secrets
 from moe_operator.resources.security import RESTRICTED_CONTAINER
 from moe_operator.rollout.revision import NodeFiles
 
@@ -82,8 +83,10 @@ def gpu_node_tolerations(spec: MoESpec) -> list[Obj]:
     return [own, *wished]
 
 
-def node_pod(node: str, tolerations: Sequence[Obj], container: Obj, volumes: Sequence[Obj]) -> Obj:
-    """The spec of a pod that runs one container on one node's store."""
+def node_pod(
+    node: str, tolerations: Sequence[Obj], container: Obj, volumes: Sequence[Obj], policy: OperatorPolicy
+) -> Obj:
+    """The spec of a pod that runs one container of ours on one node's store."""
     return {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
@@ -91,6 +94,7 @@ def node_pod(node: str, tolerations: Sequence[Obj], container: Obj, volumes: Seq
         "terminationGracePeriodSeconds": 30,
         "affinity": pinned_to(node),
         "tolerations": list(tolerations),
+        **pull_secrets(policy.images.pull_secrets),
         "containers": [container],
         "volumes": list(volumes),
     }

@@ -87,7 +87,7 @@ def staging_job(
             "podFailurePolicy": permanent_exits_fail("stage"),
             "template": {
                 "metadata": {"labels": common_labels(owner.name, COMPONENT_STAGER)},
-                "spec": node_pod(pull.node, gpu_node_tolerations(spec), container, volumes),
+                "spec": node_pod(pull.node, gpu_node_tolerations(spec), container, volumes, policy),
             },
         },
     }
