@@ -221,7 +221,8 @@ def test_a_stagers_exit_is_read_from_its_termination_message(code: StageExit) ->
     text = left.model_dump_json(by_alias=True)
     trouble = ended_trouble("stage", ended(code, text)["terminated"])
     assert trouble.message == f"{code.name}: what happened What to do."
-    assert trouble.permanent is code.permanent
+    of_the_node = code in {StageExit.INSUFFICIENT_DISK, StageExit.STORE_UNUSABLE}
+    assert trouble.permanent is (code.permanent and not of_the_node), "an admin mends a node's disk"
     assert trouble.reason is STAGE_REASONS.get(int(code), Reason.STAGING_FAILED)
 
 

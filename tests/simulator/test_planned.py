@@ -8,8 +8,9 @@ import pytest
 from moe_operator.api.names import LABEL_REVISION
 from moe_operator.api.spec import MoEDeployment
 from moe_operator.planning.plan import Layout
+from moe_operator.resources.manifest_config_map import manifest_of
 from moe_operator.rollout.revision import record, recorded, revision_of
-from moe_operator.runtime.kube import CONTROLLER_REVISION, POD
+from moe_operator.runtime.kube import CONFIG_MAP, CONTROLLER_REVISION, JOB, POD
 
 from tests.simulator.world import World, facts, moe_deployment
 
@@ -52,6 +53,23 @@ async def test_an_engine_that_can_take_the_models_own_length_is_told_nothing(wor
     await world.until(lambda: world.stable("k3"))
     assert world.status("k3")["plan"]["maxModelLen"] == 163_840
     assert {value_of(args, "--max-model-len") for args in engine_args(world)} == {None}
+
+
+async def test_what_the_resolver_of_an_earlier_source_says_is_not_taken_for_the_new_one(world: World) -> None:
+    await world.apply(moe_deployment(accelerators={"product": "NVIDIA-H20", "nodes": 4}))
+    await world.until(lambda: bool(world.api.list(JOB).items))
+    world.operator_up = False
+    for _ in range(5):
+        await world.step()
+    await world.edit("k3", lambda s: s["model"].update(source=K3))
+    world.operator_up = True
+    await world.until(lambda: world.stable("k3"))
+    assert world.status("k3")["model"]["source"] == K3
+    manifests = [
+        manifest_of(o) for o in world.api.list(CONFIG_MAP).items if "manifest" in o["metadata"]["name"]
+    ]
+    assert [m.source for m in manifests] == [K3]
+    assert not world.api.list(JOB, labels="app.kubernetes.io/component=resolver").items
 
 
 async def test_what_the_user_asked_for_is_what_the_engine_is_told(world: World) -> None:

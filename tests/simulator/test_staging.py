@@ -300,6 +300,22 @@ async def test_a_disk_that_is_not_mounted_is_waited_for(fresh: World) -> None:
     await fresh.until(lambda: fresh.stable("k3"))
 
 
+async def test_a_disk_that_goes_away_under_a_group_is_waited_for_and_costs_one_restart(served: World) -> None:
+    victim = served.engine_pods()[1]
+    node = victim["spec"]["nodeName"]
+    served.kubelet.stores.unmounted.add(node)
+    served.kubelet.kill(victim)
+    await served.until(lambda: served.condition("k3", "Stalled").get("reason") == "StoreUnusable")
+    assert rows(served)[node]["phase"] == "Blocked" and not served.engine_pods()
+    for _ in range(200):
+        await served.step(5.0)
+    group = served.group("k3", active(served))
+    assert (group["phase"], group["restarts"]) == ("Restarting", 2), "one for the rank, one for the disk"
+    served.kubelet.stores.unmounted.clear()
+    await served.until(lambda: served.stable("k3"))
+    assert not served.condition("k3", "Stalled")
+
+
 CORRUPT = {"code": 30, "reason": "CHECKSUM_MISMATCH", "message": "model-00001 twice the same wrong bytes"}
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from moe_operator.api.manifest import StageExit
 from moe_operator.api.moments import elapsed, moment
-from moe_operator.api.names import ANNOTATION_KEPT, collector_name, store_key
+from moe_operator.api.names import ANNOTATION_KEPT, COMPONENT_COLLECTOR, collector_name, store_key
 from moe_operator.api.status import StoreStatus
 from moe_operator.reconcile.actions import Delete, Obj
 from moe_operator.reconcile.draft import Draft
@@ -22,7 +22,7 @@ from moe_operator.reconcile.kept import own_views, views_on
 from moe_operator.reconcile.site_looks import is_over, job_ended, last_words, pods_of_job
 from moe_operator.reconcile.sites import StoreId, with_store_list
 from moe_operator.reconcile.snapshot import Fleet, Snapshot
-from moe_operator.reconcile.store_jobs import refs, works_on
+from moe_operator.reconcile.store_jobs import component, refs, works_on
 from moe_operator.resources.gc_job import gc_job
 from moe_operator.resources.ownership import Owner
 
@@ -75,10 +75,11 @@ def _job_name(snapshot: Snapshot, store: StoreStatus) -> str:
 
 def _collected(snapshot: Snapshot, draft: Draft) -> Draft:
     """With the records of stores whose collector has ended, and without that collector."""
-    jobs = {j["metadata"]["name"]: j for j in snapshot.children.get("Job", ())}
+    found = [j for j in snapshot.children.get("Job", ()) if component(j) == COMPONENT_COLLECTOR]
+    jobs = {j["metadata"]["name"]: j for j in found}
     stores, over = [], []
     for store in draft.status.stores:
-        job = jobs.get(_job_name(snapshot, store))
+        job = jobs.pop(_job_name(snapshot, store), None)
         if job is None or not is_over(job):
             draft = draft if job is None else draft.wake(LOOK_SECONDS)
             stores.append(store)
@@ -91,7 +92,7 @@ def _collected(snapshot: Snapshot, draft: Draft) -> Draft:
         else:
             draft = draft.wake(left)
     draft = with_store_list(draft, (s for s in stores if s.views))
-    gone = refs(over)
+    gone = refs([*over, *filter(is_over, jobs.values())])  # a store may leave the record before its Job goes
     return draft.delete(Delete(gone, "its store is collected")) if gone else draft
 
 

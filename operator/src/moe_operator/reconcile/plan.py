@@ -12,7 +12,14 @@ from dataclasses import replace
 from moe_operator.api.conditions import ConditionType, Reason
 from moe_operator.api.manifest import Manifest, view_digest
 from moe_operator.api.moments import epoch
-from moe_operator.api.names import ANNOTATION_RETRY, LABEL_REVISION, digest, manifest_name, resolver_name
+from moe_operator.api.names import (
+    ANNOTATION_RETRY,
+    COMPONENT_RESOLVER,
+    LABEL_REVISION,
+    digest,
+    manifest_name,
+    resolver_name,
+)
 from moe_operator.api.quantity import human_bytes
 from moe_operator.api.spec import MoESpec
 from moe_operator.api.status import LayoutStatus, ManifestStatus, PlanStatus, RankRow, RefusalStatus
@@ -27,6 +34,7 @@ from moe_operator.planning.question import request_for
 from moe_operator.reconcile.actions import Delete, Event, Obj, ref_of
 from moe_operator.reconcile.draft import Draft
 from moe_operator.reconcile.snapshot import Snapshot
+from moe_operator.reconcile.store_jobs import component, refs
 from moe_operator.resources.manifest_config_map import manifest_config_map, manifest_of
 from moe_operator.resources.model_source import scheme
 from moe_operator.resources.ownership import Owner
@@ -48,8 +56,16 @@ def plan_step(snapshot: Snapshot, draft: Draft) -> Draft:
     """
     if draft.wish is None:
         return draft
-    draft = _plan(snapshot, draft, draft.wish)
+    draft = _plan(snapshot, _without_old_resolvers(snapshot, draft, draft.wish), draft.wish)
     return draft if draft.target else replace(draft, wish=None)
+
+
+def _without_old_resolvers(snapshot: Snapshot, draft: Draft, wish: MoESpec) -> Draft:
+    """Without those of sources that were asked for before the present one; nobody would collect them."""
+    present = resolver_name(snapshot.name, source_digest(wish))
+    jobs = (j for j in snapshot.children.get("Job", ()) if component(j) == COMPONENT_RESOLVER)
+    old = refs(j for j in jobs if j["metadata"]["name"] != present)
+    return draft.delete(Delete(old, "another source is asked for now")) if old else draft
 
 
 def _plan(snapshot: Snapshot, draft: Draft, wish: MoESpec) -> Draft:
@@ -89,7 +105,7 @@ def _resolve(snapshot: Snapshot, draft: Draft, spec: MoESpec, name: str) -> Draf
         draft = remember_retry(snapshot, draft) if retry_asked(snapshot, draft) else draft
         draft = draft.apply(resolver_job(owner, job_name, spec.model, cache, snapshot.policy))
         return _resolving(draft, f"reading {spec.model.source}").wake(COLLECT_SECONDS)
-    trouble = _resolver_trouble(snapshot, job_name)
+    trouble = _resolver_trouble(snapshot, spec)
     if _failed(job):
         return _resolve_failed(snapshot, draft, job, trouble)
     if trouble:
@@ -110,8 +126,14 @@ def _progress(snapshot: Snapshot, spec: MoESpec) -> str:
     return f"reading {spec.model.source}: {done} % of {human_bytes(progress.bytes_total)} hashed"
 
 
-def _resolver_trouble(snapshot: Snapshot, job_name: str) -> Trouble | None:
-    pods = [p for p in snapshot.pods if _belongs_to_job(p, job_name)]
+def resolver_pods(snapshot: Snapshot, spec: MoESpec) -> list[Obj]:
+    """The pods that read the source of ``spec``; those of an earlier source tell of another model."""
+    job_name = resolver_name(snapshot.name, source_digest(spec))
+    return [pod for pod in snapshot.pods if _belongs_to_job(pod, job_name)]
+
+
+def _resolver_trouble(snapshot: Snapshot, spec: MoESpec) -> Trouble | None:
+    pods = resolver_pods(snapshot, spec)
     oldest_first = sorted(pods, key=lambda p: p["metadata"]["creationTimestamp"])
     troubles = (pod_trouble(p, snapshot.complaints.get(p["metadata"]["uid"], "")) for p in oldest_first)
     return next((t for t in reversed([t for t in troubles if t])), None)

@@ -1,7 +1,8 @@
 """What is known about each site: from its Job, the Job's pods, and what the stager answered.
 
 A site is *done* when its Job is Complete: the stager ended well, so every byte was verified and the view
-published. Jobs stay as long as their site is wanted; they are the memory of what was proved.
+published. Jobs stay as long as their site is wanted; they are the memory of what was proved. That memory is
+*refuted* when a rank that came later found the node's store gone or without room for what it had lost.
 """
 
 from __future__ import annotations
@@ -16,14 +17,13 @@ from pydantic import ValidationError
 from moe_operator.api.conditions import Reason
 from moe_operator.api.manifest import StageProgress, TerminationMessage
 from moe_operator.api.moments import epoch
-from moe_operator.api.names import stager_name
+from moe_operator.api.names import LABEL_RANK, LABEL_REPLICA, LABEL_REVISION, stager_name
 from moe_operator.reconcile.actions import Obj
 from moe_operator.reconcile.sites import Site
 from moe_operator.reconcile.snapshot import Snapshot
-from moe_operator.rollout.rank_pod import Trouble, pod_trouble
+from moe_operator.rollout.rank_pod import OF_THE_STORE, Trouble, pod_trouble
 
-State = Literal["absent", "leaving", "active", "done", "failed"]
-SELF_HEALING = frozenset({Reason.INSUFFICIENT_DISK, Reason.STORE_UNUSABLE})  # an admin mends the node
+State = Literal["absent", "leaving", "active", "done", "refuted", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Look:
     @property
     def tries_again(self) -> bool:
         """Whether a failed Job is followed by another without anybody asking."""
-        return not (self.trouble and self.trouble.permanent and self.trouble.reason not in SELF_HEALING)
+        return not (self.trouble and self.trouble.permanent)
 
 
 def look(snapshot: Snapshot, site: Site) -> Look:
@@ -56,8 +56,9 @@ def look(snapshot: Snapshot, site: Site) -> Look:
     pods = pods_of_job(snapshot.pods, job)
     newest = pods[-1] if pods else None
     words = last_words(newest)
-    if job_ended(job, "Complete"):
-        return Look(site, name, "done", job, last_words=words)
+    if (complete := job_ended(job, "Complete")) is not None:
+        state: State = "refuted" if _refuted(snapshot, site, complete) else "done"
+        return Look(site, name, state, job, last_words=words)
     trouble = _trouble(snapshot, pods)
     failed = job_ended(job, "Failed")
     if failed is not None:
@@ -86,6 +87,19 @@ def pods_of_job(pods: Iterable[Obj], job: Obj) -> list[Obj]:
     uid = job["metadata"].get("uid")
     owned = [p for p in pods if any(o.get("uid") == uid for o in p["metadata"].get("ownerReferences") or ())]
     return sorted(owned, key=lambda p: (p["metadata"]["creationTimestamp"], p["metadata"]["name"]))
+
+
+def _refuted(snapshot: Snapshot, site: Site, complete: float) -> bool:
+    """Whether a rank of this site, made after the Job was complete, could not work with its node's store."""
+    place = {LABEL_REVISION: site.revision.hash, LABEL_REPLICA: str(site.replica), LABEL_RANK: str(site.rank)}
+    return any(
+        place.items() <= pod["metadata"]["labels"].items()
+        and pod["spec"].get("nodeName") == site.node
+        and epoch(pod["metadata"]["creationTimestamp"]) >= complete
+        and (trouble := pod_trouble(pod)) is not None
+        and trouble.reason in OF_THE_STORE
+        for pod in snapshot.pods
+    )
 
 
 def _trouble(snapshot: Snapshot, pods: list[Obj]) -> Trouble | None:

@@ -21,16 +21,15 @@ from moe_operator.api.names import (
     COMPONENT_STAGER,
     peers_name,
 )
-from moe_operator.api.quantity import human_bytes
 from moe_operator.reconcile import waves
-from moe_operator.reconcile.actions import Delete, Event
+from moe_operator.reconcile.actions import Delete
 from moe_operator.reconcile.draft import Draft
 from moe_operator.reconcile.plan import remember_retry, retry_asked
 from moe_operator.reconcile.seeding import Seeding, taking_part, with_seeders
 from moe_operator.reconcile.site_looks import Look, is_over, look
 from moe_operator.reconcile.sites import Site, sites_of, waits_for_files, with_present_nodes, with_stores
 from moe_operator.reconcile.snapshot import Fleet, Snapshot
-from moe_operator.reconcile.staging_rows import conclude, staging_rows
+from moe_operator.reconcile.staging_rows import begun, conclude, staging_rows
 from moe_operator.reconcile.store_jobs import component, refs, works_on
 from moe_operator.resources.manifest_config_map import manifest_key
 from moe_operator.resources.model_source import source_host
@@ -57,8 +56,8 @@ def stage(snapshot: Snapshot, draft: Draft) -> Draft:
 
 
 def _cleared(snapshot: Snapshot, draft: Draft, looks: Sequence[Look], missing: Sequence[Look]) -> Draft:
-    """Without Jobs that nobody needs, and without failed ones whose time for another try has come."""
-    asked, again = retry_asked(snapshot, draft), []
+    """Without Jobs that nobody needs, that prove nothing any more, or whose time for another try has come."""
+    asked, again = retry_asked(snapshot, draft), [seen.job for seen in looks if seen.state == "refuted"]
     for seen in missing:
         left = seen.ended_at + AGAIN_SECONDS - snapshot.now
         if seen.state == "failed" and (asked or (seen.tries_again and left <= 0)):
@@ -201,11 +200,7 @@ def _reported(snapshot: Snapshot, draft: Draft, looks: Sequence[Look], waiting: 
     nodes = {
         r.node for g in groups if (p := placed.get((g.revision, g.replica))) is not None for r in p.ranks
     }
-    began = any(component(o) == COMPONENT_STAGER for o in draft.applies)
-    if began and not any(seen.state in {"active", "done"} for seen in by_node.values()):
-        total = human_bytes(draft.status.manifest.total_bytes)
-        said = f"revision {target.hash}: {len(nodes)} node(s) get {total} from {target.spec.model.source}"
-        draft = draft.event(Event("Normal", Reason.STAGING, said))
     if any(row.phase not in {"Ready", "Failed", "Blocked"} for row in rows):
         draft = draft.wake(LOOK_SECONDS)
-    return conclude(draft, groups, rows, len(nodes))
+    before = str((snapshot.object.get("status") or {}).get("targetRevision", ""))
+    return conclude(begun(draft, target, rows, before), groups, rows, len(nodes))

@@ -16,10 +16,10 @@ from moe_operator.api.quantity import human_bytes
 from moe_operator.api.status import StagingPhase, StagingStatus
 from moe_operator.reconcile.actions import Event
 from moe_operator.reconcile.draft import Draft
-from moe_operator.reconcile.site_looks import SELF_HEALING, Look
+from moe_operator.reconcile.site_looks import Look
 from moe_operator.reconcile.snapshot import Snapshot
 from moe_operator.rollout.groups import Group
-from moe_operator.rollout.rank_pod import RankPod, Trouble
+from moe_operator.rollout.rank_pod import OF_THE_STORE, RankPod, Trouble
 from moe_operator.rollout.revision import Revision
 
 WRITE_SECONDS = 10.0
@@ -64,9 +64,8 @@ def _of_look(seen: Look, before: StagingStatus | None, whole: int, host: str) ->
         return StagingStatus(node=node, phase="Waiting", bytes_total=total, message=said)
     if seen.progress is not None:
         return _moving(node, seen.progress)
-    if (
-        seen.trouble is not None and not seen.trouble.permanent
-    ):  # the Job will fail at once of a permanent one
+    at_once = seen.trouble and (seen.trouble.permanent or seen.trouble.reason in OF_THE_STORE)
+    if seen.trouble and not at_once:  # of the others its Job will fail in a moment
         phase: StagingPhase = "Retrying" if _ended(seen.trouble) else "Pending"
         return _told(StagingStatus(node=node, phase=phase, bytes_total=total), seen.trouble)
     if before and before.phase in UNDER_WAY:
@@ -94,7 +93,7 @@ def _stopped(seen: Look, before: StagingStatus | None, total: int) -> StagingSta
     assert seen.trouble is not None
     phase: StagingPhase = "Failed"
     if seen.tries_again:
-        phase = "Blocked" if seen.trouble.reason in SELF_HEALING else "Retrying"
+        phase = "Blocked" if seen.trouble.reason in OF_THE_STORE else "Retrying"
     done = seen.last_words.bytes_done if seen.last_words else (before.bytes_done if before else 0)
     row = StagingStatus(node=seen.site.node, phase=phase, bytes_total=total, bytes_done=done)
     return _told(row, seen.trouble)
@@ -133,7 +132,8 @@ def _of_pod(
             bytes_from_peers=peers,
         )
     if pod.trouble and pod.ended:
-        return _told(StagingStatus(node=pod.node, phase="Failed", bytes_total=total), pod.trouble)
+        phase: StagingPhase = "Blocked" if pod.trouble.reason in OF_THE_STORE else "Failed"
+        return _told(StagingStatus(node=pod.node, phase=phase, bytes_total=total), pod.trouble)
     if progress is None or progress.phase == "Ready":
         return before or StagingStatus(node=pod.node, bytes_total=total)
     return _kept_or(before, _moving(pod.node, progress), now)
@@ -162,6 +162,23 @@ def _kept_or(before: StagingStatus | None, fresh: StagingStatus, now: float) -> 
     step = WRITE_SHARE * max(1, fresh.bytes_total)
     moved = abs(fresh.bytes_done - before.bytes_done) >= step
     return stamped if moved and since >= WRITE_SECONDS else before
+
+
+def begun(draft: Draft, target: Revision, rows: Sequence[StagingStatus], target_before: str) -> Draft:
+    """Tell that staging begins: in the pass that first says so in the status, which is written before events.
+
+    The Jobs themselves are no sign: a pass may end before it comes to them, and is then decided anew.
+    """
+    was = draft.status.condition(ConditionType.WEIGHTS_STAGED)
+    under_way = was is not None and was.status == "False" and bool(draft.status.staging)
+    if under_way and target_before == target.hash:
+        return draft
+    missing = [row for row in rows if row.phase != "Ready"]
+    if not missing or any(row.phase in STOPPED for row in missing):
+        return draft
+    total, source = human_bytes(draft.status.manifest.total_bytes), target.spec.model.source
+    said = f"revision {target.hash}: {len(missing)} node(s) get {total} from {source}"
+    return draft.event(Event("Normal", Reason.STAGING, said))
 
 
 def conclude(draft: Draft, groups: Sequence[Group], rows: Sequence[StagingStatus], needed: int) -> Draft:

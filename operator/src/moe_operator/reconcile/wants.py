@@ -8,11 +8,11 @@ they have to prove themselves; gateways are asked while there are any.
 from __future__ import annotations
 
 from moe_operator.api.names import (
-    COMPONENT_RESOLVER,
     COMPONENT_STAGER,
     FINALIZER,
     LABEL_COMPONENT,
 )
+from moe_operator.api.spec import MoESpec
 from moe_operator.reconcile.accept import accept
 from moe_operator.reconcile.actions import Obj
 from moe_operator.reconcile.collect import due_stores
@@ -21,7 +21,7 @@ from moe_operator.reconcile.draft import Draft
 from moe_operator.reconcile.external_route import through_route
 from moe_operator.reconcile.gateway_acks import draining_gateways, gateway_pods
 from moe_operator.reconcile.place import rollout_failed, unplaced
-from moe_operator.reconcile.plan import plan_step
+from moe_operator.reconcile.plan import plan_step, resolver_pods
 from moe_operator.reconcile.serve import served_name
 from moe_operator.reconcile.sites import waits_for_files
 from moe_operator.reconcile.snapshot import Snapshot, Wants
@@ -37,7 +37,8 @@ def wants(snapshot: Snapshot) -> Wants:
         return Wants()
     if snapshot.deleting:
         return Wants(fleet=frees_stores(snapshot))
-    draft = plan_step(snapshot, accept(snapshot, first_draft(snapshot)))
+    accepted = accept(snapshot, first_draft(snapshot))
+    draft = plan_step(snapshot, accepted)
     asked = [*gateway_pods(snapshot), *draining_gateways(snapshot)]
     unproven = [
         (g, g.leader)
@@ -49,7 +50,7 @@ def wants(snapshot: Snapshot) -> Wants:
         fleet=bool(due_stores(snapshot, draft))
         or any(waits_for_files(draft, g) and _is_staged(draft, g) for g in draft.groups),
         complaints=frozenset(p["metadata"]["uid"] for p in snapshot.pods if waits_silently(p)),
-        resolver_pod_ip=_resolver_ip(snapshot),
+        resolver_pod_ip=_resolver_ip(snapshot, accepted.wish),
         stager_pods={
             p.name: p.ip for g in draft.groups for p in g.current if p.ip and not p.staged and not p.ended
         }
@@ -87,9 +88,9 @@ def _must_place(draft: Draft) -> bool:
     return bool(unplaced(draft, draft.target, draft.wish.replicas))
 
 
-def _resolver_ip(snapshot: Snapshot) -> str:
-    resolvers = [p for p in snapshot.pods if _component(p) == COMPONENT_RESOLVER and _running(p)]
-    return next((_ip(p) for p in resolvers if _ip(p)), "")
+def _resolver_ip(snapshot: Snapshot, wish: MoESpec | None) -> str:
+    asked = resolver_pods(snapshot, wish) if wish else []
+    return next((_ip(pod) for pod in asked if _running(pod) and _ip(pod)), "")
 
 
 def _component(pod: Obj) -> str:

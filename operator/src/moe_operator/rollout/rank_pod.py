@@ -157,11 +157,9 @@ def ended_trouble(container: str, ended: Obj) -> Trouble:
     stage = _stage_message(message)
     if stage:
         hint = f" {stage['hint']}" if stage.get("hint") else ""
-        return Trouble(
-            STAGE_REASONS.get(code, Reason.STAGING_FAILED),
-            f"{stage.get('reason')}: {stage.get('message')}{hint}",
-            code in {int(c) for c in StageExit if c.permanent},
-        )
+        reason = STAGE_REASONS.get(code, Reason.STAGING_FAILED)
+        permanent = code in {int(c) for c in StageExit if c.permanent} and reason not in OF_THE_STORE
+        return Trouble(reason, f"{stage.get('reason')}: {stage.get('message')}{hint}", permanent)
     words = f": {_first_error(message)}" if message else ""
     return Trouble(
         Reason.ENGINE_FAILED,
@@ -181,6 +179,8 @@ STAGE_REASONS = {
     int(StageExit.NETWORK): Reason.SOURCE_UNREACHABLE,
     int(StageExit.THROTTLED): Reason.SOURCE_UNREACHABLE,
 }
+# An admin mends the node, and it goes on by itself.
+OF_THE_STORE = frozenset({Reason.INSUFFICIENT_DISK, Reason.STORE_UNUSABLE})
 EXCEPTION = re.compile(r"\b[A-Za-z_.]*(Error|Exception|Interrupt): .*")
 ERROR_MARKS = ("error", "exception", "fatal", "failed")
 
