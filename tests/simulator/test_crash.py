@@ -1,7 +1,8 @@
 """The operator is killed before and after every single write; the end is always the same.
 
 Each case is one run with one kill. How many writes a scenario has is found by running it undisturbed, so a
-scenario that grows a write grows two cases.
+scenario that grows a write grows two cases. Up to the kill every run is the undisturbed one, so each begins
+as a copy of that one's world at the last step before its write.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -21,36 +23,55 @@ from tests.simulator.scenes import fresh_world, serving
 from tests.simulator.world import World, facts, moe_deployment
 
 NEXT = "https://models.example/next"
-Scenario = Callable[[World], Awaitable[None]]
+MOST_STEPS = 300
+
+
+@dataclass(frozen=True)
+class Act:
+    """Somebody does something, and then steps are taken until all of it has come true."""
+
+    begin: Callable[[World], Awaitable[None]]
+    done: Callable[[World], bool]
+    step_seconds: float = 1.0
+
+
+@dataclass(frozen=True)
+class Fork:
+    """The undisturbed run before one of its steps."""
+
+    world: World
+    act: int
+    writes: int
 
 
 async def nothing(world: World) -> None:
     return None
 
 
+def is_stable(world: World) -> bool:
+    return world.stable("k3")
+
+
 async def create(world: World) -> None:
     await world.apply(moe_deployment())
-    await world.until(lambda: world.stable("k3"))
 
 
 async def change_revision(world: World) -> None:
-    before = world.status("k3")["activeRevision"]
     await world.edit("k3", lambda spec: spec["engine"].update(image="vllm:green"))
-    await world.until(lambda: world.stable("k3") and world.status("k3")["activeRevision"] != before)
+
+
+def serves_green(world: World) -> bool:
+    images = {p["spec"]["containers"][0]["image"] for p in world.engine_pods()}
+    return is_stable(world) and images == {"vllm:green"}
 
 
 async def change_the_model(world: World) -> None:
     """New files on the way in, old ones on the way out; one node's disk is full for a while."""
-    before = world.status("k3")["activeRevision"]
     world.kubelet.manifests[NEXT] = facts(NEXT, "deepseek-v3.1", 600_000_000_000).model_copy(
         update={"files": [ManifestFile(path="model.safetensors", size=600_000_000_000, sha256="cd" * 32)]}
     )
     world.kubelet.stores.capacity["h20-2"] = 1
     await world.edit("k3", to_the_next_model)
-    await world.until(lambda: bool(world.condition("k3", "Stalled")))
-    world.kubelet.stores.capacity.clear()
-    await world.until(lambda: world.stable("k3") and world.status("k3")["activeRevision"] != before)
-    await world.until(lambda: all(len(s["views"]) == 1 for s in world.status("k3")["stores"]))
 
 
 def to_the_next_model(spec: dict[str, Any]) -> None:
@@ -58,25 +79,52 @@ def to_the_next_model(spec: dict[str, Any]) -> None:
     spec["weights"] = {"retainRevisions": 0}
 
 
+def is_stalled(world: World) -> bool:
+    return bool(world.condition("k3", "Stalled"))
+
+
+async def make_room(world: World) -> None:
+    world.kubelet.stores.capacity.clear()
+
+
+def holds_the_next_model_only(world: World) -> bool:
+    status = world.status("k3")
+    wanted = [status["model"]["viewDigest"]]
+    moved = status["model"]["source"] == NEXT and all(s["views"] == wanted for s in status["stores"])
+    return is_stable(world) and moved
+
+
 async def lose_a_rank(world: World) -> None:
-    victim = next(p for p in world.engine_pods() if p["metadata"]["name"].endswith("-1"))
-    world.kubelet.kill(victim)
-    gone = victim["metadata"]["uid"]
-    await world.until(lambda: all(p["metadata"]["uid"] != gone for p in world.engine_pods()))
-    await world.until(lambda: world.stable("k3"))
+    world.kubelet.kill(next(p for p in world.engine_pods() if p["metadata"]["name"].endswith("-1")))
+
+
+def has_recovered(world: World) -> bool:
+    [group] = world.status("k3")["groups"]
+    return is_stable(world) and group.get("incarnation") == 1
 
 
 async def delete(world: World) -> None:
     await world.user.delete(MOE_DEPLOYMENT, "default", "k3")
-    await world.until(lambda: not world.exists("k3"))
 
 
-SCENARIOS: dict[str, tuple[Scenario, Scenario]] = {
-    "create": (nothing, create),
-    "change_revision": (serving, change_revision),
-    "change_the_model": (serving, change_the_model),
-    "lose_a_rank": (serving, lose_a_rank),
-    "delete": (serving, delete),
+def is_gone(world: World) -> bool:
+    return not world.exists("k3")
+
+
+Scenario = tuple[Callable[[World], Awaitable[None]], tuple[Act, ...]]
+SCENARIOS: dict[str, Scenario] = {
+    "create": (nothing, (Act(create, is_stable),)),
+    "change_revision": (serving, (Act(change_revision, serves_green),)),
+    "change_the_model": (
+        serving,
+        (
+            Act(change_the_model, is_stalled),
+            Act(make_room, lambda world: not is_stalled(world), step_seconds=10.0),
+            Act(nothing, holds_the_next_model_only),
+        ),
+    ),
+    "lose_a_rank": (serving, (Act(lose_a_rank, has_recovered),)),
+    "delete": (serving, (Act(delete, is_gone),)),
 }
 
 
@@ -114,8 +162,30 @@ def has_name_of_chance(obj: dict[str, Any]) -> bool:
     return any(o["kind"] in {"ReplicaSet", "Job"} for o in obj["metadata"].get("ownerReferences") or ())
 
 
+async def play(world: World, acts: tuple[Act, ...], at: int = -1, forks: list[Fork] | None = None) -> None:
+    """From within the act ``at`` (-1 = from before the first) to the end of the last."""
+    if at < 0:
+        at = 0
+        await acts[at].begin(world)
+    while at < len(acts):
+        for _ in range(MOST_STEPS):
+            if acts[at].done(world):
+                break
+            if forks is not None:
+                forks.append(Fork(deepcopy(world), at, world.kube.writes))
+            await world.step(acts[at].step_seconds)
+        else:
+            raise AssertionError(f"act {at} did not end in {MOST_STEPS} steps: {end_state(world)}")
+        at += 1
+        if at < len(acts):
+            await acts[at].begin(world)
+    if forks is not None:
+        forks.append(Fork(deepcopy(world), at, world.kube.writes))
+    await world.settle()
+
+
 @cache
-def prepared(before: Scenario) -> World:
+def prepared(before: Callable[[World], Awaitable[None]]) -> World:
     """The world in which scenarios of this kind begin; each run gets a copy."""
 
     async def prepare() -> World:
@@ -126,28 +196,25 @@ def prepared(before: Scenario) -> World:
     return asyncio.run(prepare())
 
 
-async def run(name: str, world: World, kill: str = "", at: int = -1) -> tuple[int, dict[str, Any]]:
-    _, scenario = SCENARIOS[name]
-    first = world.kube.writes
-    if kill:
-        setattr(world.kube, f"kill_{kill}", first + at)
-    await scenario(world)
-    await world.settle()
-    assert world.kube.kill_before is None and world.kube.kill_after is None, "the kill never happened"
-    return world.kube.writes - first, end_state(world)
-
-
 @cache
-def undisturbed(name: str) -> tuple[int, dict[str, Any]]:
-    return asyncio.run(run(name, deepcopy(prepared(SCENARIOS[name][0]))))
+def undisturbed(name: str) -> tuple[tuple[Fork, ...], int, dict[str, Any]]:
+    """The run without a kill: the world before each step, the number of writes by its end, and the end."""
+    before, acts = SCENARIOS[name]
+    world, forks = deepcopy(prepared(before)), list[Fork]()
+    asyncio.run(play(world, acts, forks=forks))
+    return tuple(forks), world.kube.writes, end_state(world)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.parametrize("kill", ["before", "after"])
 def test_killed_at_any_write_it_ends_in_the_same_state(name: str, kill: str) -> None:
-    writes, expected = undisturbed(name)
-    assert writes > 0
-    for at in range(writes):
-        world = deepcopy(prepared(SCENARIOS[name][0]))
-        _, seen = asyncio.run(run(name, world, kill, at))
-        assert seen == expected, f"killed {kill} write {at} of {writes}"
+    forks, end, expected = undisturbed(name)
+    begin = forks[0].writes
+    assert end > begin
+    for at in range(begin, end):
+        fork = next(f for f in reversed(forks) if f.writes <= at)
+        world = deepcopy(fork.world)
+        setattr(world.kube, f"kill_{kill}", at)
+        asyncio.run(play(world, SCENARIOS[name][1], fork.act))
+        assert world.kube.kill_before is None and world.kube.kill_after is None, "the kill never happened"
+        assert end_state(world) == expected, f"killed {kill} write {at - begin} of {end - begin}"

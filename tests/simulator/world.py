@@ -65,6 +65,9 @@ class Write:
     name: str
     object: Obj = field(default_factory=dict)
 
+    def __deepcopy__(self, memo: object) -> Write:
+        return self
+
 
 def _write(verb: str, first: Obj | Kind, *rest: Any) -> Write:
     if isinstance(first, Kind):
@@ -116,11 +119,12 @@ class World:
         self.api = MemoryApi(admission=self.admission, clock=self.time, new_uid=self.next_uid)
         self.api.create(CRD)
         self.user = MemoryKube(self.api, manager="kubectl")
-        self.kube = CountedKube(MemoryKube(self.api))
+        self.kube = CountedKube(MemoryKube(self.api, shared=True))
         self.kubelet = SimulatedKubelet(self.api)
         self.probes = SimulatedProbes(self.kubelet)
         self.errors: dict[Key, str] = {}
         self.operator_up = True
+        self.kills = 0
         self.neighbours: list[Callable[[], None]] = []  # other controllers, each looks once in a step
 
     def time(self) -> float:
@@ -162,8 +166,7 @@ class World:
         return outcome
 
     def deployment_keys(self) -> list[Key]:
-        found = self.api.list(MOE_DEPLOYMENT).items
-        return [Key(o["metadata"]["namespace"], o["metadata"]["name"]) for o in found]
+        return [Key(*stored.key) for stored in self.api.select(MOE_DEPLOYMENT)]
 
     async def operator_pass(self) -> None:
         for key in self.deployment_keys():
@@ -182,6 +185,7 @@ class World:
             try:
                 await self.operator_pass()
             except Killed:
+                self.kills += 1
                 self.errors.clear()
         self.now += seconds
 
@@ -195,12 +199,12 @@ class World:
         raise AssertionError(f"not reached in {steps} steps:\n{yaml.safe_dump(states, allow_unicode=True)}")
 
     async def settle(self, quiet: int = 3, steps: int = 400) -> None:
-        """Step until the operator has written nothing for ``quiet`` rounds."""
+        """Step until the operator has lived through ``quiet`` rounds without writing."""
         silent = 0
         for _ in range(steps):
-            before = self.kube.writes
+            before = self.kube.writes, self.kills
             await self.step()
-            silent = silent + 1 if self.kube.writes == before else 0
+            silent = silent + 1 if (self.kube.writes, self.kills) == before else 0
             if silent >= quiet:
                 return
         raise AssertionError(f"still writing after {steps} steps")
