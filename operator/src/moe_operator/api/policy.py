@@ -74,8 +74,8 @@ class Images(PolicyModel):
     envoy: str = "moe-operator-envoy:latest"
     """Any image with `envoy` on its PATH and a numeric user."""
     pull_secrets: list[ObjectName] = Field(default=[])
-    """Secrets in the namespace of each deployment with which the pods of these images are pulled there: gateways,
-    resolvers, stagers, seeders, collectors."""
+    """Secrets in the namespace of each deployment with which these images are pulled there, for gateways,
+    resolvers, stagers, seeders and collectors."""
 
 
 class Preset(PolicyModel):
