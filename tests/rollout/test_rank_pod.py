@@ -236,7 +236,7 @@ def test_only_passing_troubles_have_no_reason_of_their_own() -> None:
 )
 def test_anything_else_in_a_termination_log_is_quoted_not_trusted(text: str) -> None:
     trouble = ended_trouble("stage", ended(30, text)["terminated"])
-    assert trouble.reason is Reason.ENGINE_FAILED and not trouble.permanent
+    assert trouble.reason is Reason.STAGING_FAILED and not trouble.permanent
     assert "container stage ended with exit code 30" in trouble.message
 
 

@@ -99,7 +99,7 @@ class SimulatedKubelet:
         return [stored.obj for stored in self.api.select(POD)]
 
     def kill(self, pod: Obj, code: int = 137) -> None:
-        """The engine process of a pod ends."""
+        """The engine or stager of a pod ends."""
         self.killed[pod["metadata"]["uid"]] = code
 
     def by_address(self, ip: str) -> Obj | None:
@@ -163,8 +163,11 @@ class SimulatedKubelet:
     def _stager(self, pod: Obj, age: float) -> None:
         if pod["spec"]["containers"][0]["image"] in self.missing_images:
             self._write(pod, "Pending", [waiting("stage", "ErrImagePull", "not found")])
-        elif age < self.slow.get(pod["spec"]["nodeName"], STAGE_SECONDS):
+        elif code := self.killed.get(pod["metadata"]["uid"]):
+            self._write(pod, "Failed", [ended("stage", code, "", self.api.now())])
+        elif age < (seconds := self.slow.get(pod["spec"]["nodeName"], STAGE_SECONDS)):
             self._write(pod, "Running", [running("stage")])
+            self._pulled(pod, pod["spec"]["containers"][0], share=age / seconds)
         else:
             self._end(pod, "stage", self._stage_end(pod))
 
@@ -187,12 +190,12 @@ class SimulatedKubelet:
         failure = self.stage_failures.get(pod["spec"]["nodeName"]) or self.altered.get(source)
         return failure or self._once(pod, lambda: self._pulled(pod, container))
 
-    def _pulled(self, pod: Obj, container: Obj) -> Obj:
+    def _pulled(self, pod: Obj, container: Obj, share: float = 1.0) -> Obj:
         urls = values_of(container["args"], "--peer")
         servers = [self.by_address(urlsplit(url).hostname or "") for url in urls]
         peers = [p["spec"]["nodeName"] for p in servers if p and ready(p)]
         before = sum(self.stores.origin.values()) + self.stores.from_peers
-        words = self.stores.pull(pod, container, peers)
+        words = self.stores.pull(pod, container, peers, share)
         if label(pod, LABEL_RANK) and before != sum(self.stores.origin.values()) + self.stores.from_peers:
             self.stores.late.append(pod["metadata"]["name"])
         return words

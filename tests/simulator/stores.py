@@ -37,13 +37,17 @@ class NodeStores:
     origin: Counter[str] = field(default_factory=Counter)  # source → bytes that were read from it
     from_peers: int = 0
     late: list[str] = field(default_factory=list)  # engine pods whose own stager had to pull
+    fetched: dict[str, list[int]] = field(default_factory=dict)  # pod UID → bytes it got, those from peers
 
     def disk(self, node: str) -> Disk:
         uid = self.api.get(NODE, None, node)["metadata"]["uid"]
         return self.disks.setdefault(uid, Disk())
 
-    def pull(self, pod: Obj, container: Obj, peers: Iterable[str]) -> Obj:
-        """What ``moestage pull`` leaves in its termination log; ``peers``: nodes whose servers it may ask."""
+    def pull(self, pod: Obj, container: Obj, peers: Iterable[str], share: float = 1.0) -> Obj:
+        """What ``moestage pull`` leaves in its termination log; ``peers``: nodes whose servers it may ask.
+
+        With a ``share`` below 1 it is not done yet: so much of its files is there, and no view.
+        """
         node = pod["spec"]["nodeName"]
         if node in self.unmounted:
             return {"code": 21, "reason": "STORE_UNUSABLE", "message": "no STORE_ID: is the disk mounted?"}
@@ -61,19 +65,23 @@ class NodeStores:
                 "bytes_done": 0,
             }
         held = [self.disk(peer) for peer in peers]
-        handed = sum(size for sha, size in missing.items() if any(sha in other.blobs for other in held))
+        due = {f.sha256: f.size for f in files[: int(share * len(files))] if f.sha256 in missing}
+        handed = sum(size for sha, size in due.items() if any(sha in other.blobs for other in held))
         self.from_peers += handed
-        self.origin[manifest.source] += need - handed
-        disk.blobs |= blobs
-        disk.views[view_digest(files)] = set(blobs)
+        self.origin[manifest.source] += sum(due.values()) - handed
+        disk.blobs |= due
+        own = self.fetched.setdefault(pod["metadata"]["uid"], [0, 0])
+        own[:] = own[0] + sum(due.values()), own[1] + handed
+        if share >= 1.0:
+            disk.views[view_digest(files)] = set(blobs)
         total = sum(blobs.values())
         return {
             "code": 0,
             "reason": "OK",
             "bytesDone": total,
             "bytesTotal": total,
-            "bytesReused": total - need,
-            "bytesFromPeers": handed,
+            "bytesReused": total - own[0],
+            "bytesFromPeers": own[1],
         }
 
     def free(self, pod: Obj, keep: Collection[str]) -> Obj:

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import json
+
 import pytest
+from moe_operator.runtime.execute import Outcome
+from moe_operator.runtime.wakeups import Key
 
 from tests.simulator.world import World, facts, moe_deployment
 
@@ -35,3 +39,28 @@ async def test_a_converged_deployment_costs_no_writes(world: World) -> None:
     for _ in range(10):
         await world.step(60.0)
     assert world.kube.writes == before
+
+
+class Compared(World):
+    """Here the operator reads the API's own objects, not copies: it may not change any of them in place."""
+
+    async def reconcile(self, key: Key) -> Outcome | None:
+        read = [(s, json.dumps(s.obj)) for t in self.api.store.tables.values() for s in t.everything()]
+        outcome = await super().reconcile(key)
+        assert all(json.dumps(stored.obj) == text for stored, text in read)
+        return outcome
+
+
+async def test_the_operator_changes_nothing_of_what_it_reads() -> None:
+    world = await Compared().build()
+    world.kubelet.manifests[DSV31] = facts(DSV31, "deepseek-v3.1", 688_000_000_000)
+    await world.apply(moe_deployment())
+    await world.until(lambda: world.stable("k3"))
+    before = world.status("k3")["activeRevision"]
+    await world.edit("k3", lambda s: s["engine"].update(image="vllm:green"))
+    await world.until(lambda: world.stable("k3") and world.status("k3")["activeRevision"] != before)
+    world.kubelet.kill(world.engine_pods()[1])
+    await world.until(lambda: world.status("k3")["groups"][0].get("incarnation") == 1)
+    await world.until(lambda: world.stable("k3"))
+    await world.delete("k3")
+    await world.until(lambda: not world.exists("k3"))

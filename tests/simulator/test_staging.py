@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -314,6 +314,38 @@ async def test_a_disk_that_goes_away_under_a_group_is_waited_for_and_costs_one_r
     served.kubelet.stores.unmounted.clear()
     await served.until(lambda: served.stable("k3"))
     assert not served.condition("k3", "Stalled")
+
+
+async def killed(world: World, pod: Obj) -> None:
+    world.kubelet.kill(pod)
+
+
+async def evicted(world: World, pod: Obj) -> None:
+    await world.user.delete(POD, "default", pod["metadata"]["name"])
+
+
+@pytest.mark.parametrize("end", [killed, evicted])
+async def test_a_stager_that_dies_midway_is_followed_by_one_that_goes_on_from_there(
+    end: Callable[[World, Obj], Awaitable[None]],
+) -> None:
+    world = await fresh_world()
+    world.policy = OperatorPolicy(staging=Staging(peers=False))
+    world.kubelet.manifests[DSV31] = layered(DSV31)
+    world.kubelet.slow |= {"h20-0": 10.0, "h20-1": 10.0}
+    await world.apply(moe_deployment())
+    disk = world.kubelet.stores.disk("h20-0")
+    await world.until(lambda: 20 < len(disk.blobs) < 61)
+    [victim] = [p for p in world.kubelet.pods() if is_stager(p) and p["spec"]["nodeName"] == "h20-0"]
+    await end(world, victim)
+    await world.step()
+    assert not disk.views and not world.engine_pods()
+    await no_pod_before_its_files(world, lambda: world.stable("k3"))
+    assert world.kubelet.stores.origin == {DSV31: 2 * 61 * SHARD}, "each node pulled each byte once"
+    assert not world.condition("k3", "Stalled")
+
+
+def is_stager(pod: Obj) -> bool:
+    return bool(pod["metadata"]["labels"].get("app.kubernetes.io/component") == "stager")
 
 
 CORRUPT = {"code": 30, "reason": "CHECKSUM_MISMATCH", "message": "model-00001 twice the same wrong bytes"}

@@ -162,7 +162,7 @@ def ended_trouble(container: str, ended: Obj) -> Trouble:
         return Trouble(reason, f"{stage.get('reason')}: {stage.get('message')}{hint}", permanent)
     words = f": {_first_error(message)}" if message else ""
     return Trouble(
-        Reason.ENGINE_FAILED,
+        WORDLESS.get(container, Reason.ENGINE_FAILED),
         f"container {container} ended with exit code {code} ({ended.get('reason', '')}){words}",
     )
 
@@ -179,6 +179,8 @@ STAGE_REASONS = {
     int(StageExit.NETWORK): Reason.SOURCE_UNREACHABLE,
     int(StageExit.THROTTLED): Reason.SOURCE_UNREACHABLE,
 }
+# Of containers that were killed before they could say why.
+WORDLESS = {"stage": Reason.STAGING_FAILED, "resolve": Reason.RESOLVE_FAILED}
 # An admin mends the node, and it goes on by itself.
 OF_THE_STORE = frozenset({Reason.INSUFFICIENT_DISK, Reason.STORE_UNUSABLE})
 EXCEPTION = re.compile(r"\b[A-Za-z_.]*(Error|Exception|Interrupt): .*")
