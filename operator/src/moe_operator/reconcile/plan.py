@@ -7,7 +7,9 @@ one is planned, and refused with all its numbers before any pod exists.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from functools import lru_cache
 
 from moe_operator.api.conditions import ConditionType, Reason
 from moe_operator.api.manifest import Manifest, view_digest
@@ -202,7 +204,7 @@ def _planned(snapshot: Snapshot, draft: Draft, spec: MoESpec, manifest: Manifest
         request = request_for(spec, checkpoint_of(manifest), snapshot.policy)
     except UnreadableConfig as error:
         return _refuse(draft, [Refusal("CONFIG_UNREADABLE", str(error), "check the model's config.json")])
-    answer = plan(_as_recorded(request, known) if known else request, ENGINES[spec.engine.type].judges)
+    answer = _answer(_as_recorded(request, known) if known else request)
     layout = known.layout if known else answer.layout
     conflict = args_refusal(spec, layout) if layout else None
     refusals = [*answer.refusals, *([conflict] if conflict else [])]
@@ -250,7 +252,22 @@ def checkpoint_of(manifest: Manifest | None) -> Checkpoint | None:
     """The model's facts; None when its source gives none. Raises UnreadableConfig."""
     if manifest is None:
         return None
-    return checkpoint_from_config(manifest.config, manifest.weights.total_bytes or manifest.total_bytes)
+    config = json.dumps(manifest.config, sort_keys=True)
+    return _checkpoint(config, manifest.weights.total_bytes or manifest.total_bytes)
+
+
+# A spec that is refused or waits is looked at again and again, and each pass asks twice: for what to read,
+# and for what to do.
+
+
+@lru_cache(maxsize=64)
+def _checkpoint(config: str, weight_bytes: int) -> Checkpoint:
+    return checkpoint_from_config(json.loads(config), weight_bytes)
+
+
+@lru_cache(maxsize=64)
+def _answer(request: Request) -> Plan:
+    return plan(request, ENGINES[request.engine].judges)
 
 
 def _plan_status(answer: Plan, revision: Revision) -> PlanStatus:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import gzip
 import zlib
+from functools import lru_cache
 from typing import Any
 
 from moe_operator.api.manifest import Manifest
@@ -41,7 +42,7 @@ def manifest_of(config_map: Obj) -> Manifest:
     """Read the facts back; ValueError when somebody replaced the object by something else."""
     plain = (config_map.get("data") or {}).get(KEY_PLAIN)
     if plain is not None:
-        return Manifest.model_validate_json(plain)
+        return _read(plain)
     packed = (config_map.get("binaryData") or {}).get(KEY_COMPRESSED)
     if packed is None:
         raise ValueError(f"ConfigMap {config_map['metadata']['name']} holds no {KEY_PLAIN}")
@@ -49,6 +50,12 @@ def manifest_of(config_map: Obj) -> Manifest:
         text = gzip.decompress(base64.b64decode(packed, validate=True))
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"ConfigMap {config_map['metadata']['name']}: {error}") from error
+    return _read(text)
+
+
+@lru_cache(maxsize=16)
+def _read(text: str | bytes) -> Manifest:
+    """The facts in a text; they are immutable, and read in every pass."""
     return Manifest.model_validate_json(text)
 
 
