@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
@@ -72,13 +73,28 @@ class Tally:
 
 
 class Load:
-    """``clients`` at work from entering to :meth:`finish`; leaving early cuts their streams."""
+    """``clients`` at work from entering to :meth:`finish`; leaving early cuts their streams.
 
-    def __init__(self, url: str, model: str, *, clients: int, max_tokens: int) -> None:
+    Each rests ``rest_seconds`` between two requests. ``headers`` go with every request that begins and may be
+    changed meanwhile.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        *,
+        clients: int,
+        max_tokens: int,
+        rest_seconds: float = 0.0,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self._url = f"{url}/v1/chat/completions"
         self._model = model
         self._clients = clients
         self._max_tokens = max_tokens
+        self._rest_seconds = rest_seconds
+        self.headers = dict(headers or {})
         self._stopping = False
         self._ended = asyncio.Condition()
         self._requests: list[Request] = []
@@ -134,6 +150,8 @@ class Load:
             async with self._ended:
                 self._requests.append(request)
                 self._ended.notify_all()
+            if self._rest_seconds:
+                await asyncio.sleep(self._rest_seconds)
 
     async def _ask(self, question: str) -> Request:
         began = time.monotonic()
@@ -144,7 +162,7 @@ class Load:
             "stream": True,
         }
         try:
-            async with self._http.stream("POST", self._url, json=body) as response:
+            async with self._http.stream("POST", self._url, json=body, headers=self.headers) as response:
                 if response.status_code != 200:
                     text = (await response.aread()).decode(errors="replace")
                     detail = f"HTTP {response.status_code} {text[:200]}"

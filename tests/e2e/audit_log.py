@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from e2e.cluster.command import run
 
@@ -40,19 +41,31 @@ def now() -> datetime:
 
 
 def asked(since: datetime, without: Iterable[Interval]) -> set[Asked]:
-    """Every kind of request from ``since`` on, those of some intervals left out.
-
-    The log is written in the container and rolled over there, so all of its files are read.
-    """
-    lines = run("docker", "exec", "moe-control-plane", "sh", "-c", f"cat {LOG_FILES}").splitlines()
+    """Every kind of request from ``since`` on, those of some intervals left out."""
     left_out = list(without)
-    found = set()
-    for line in lines:
+    events = (event for at, event in _events(since) if not any(each.holds(at) for each in left_out))
+    return {each for event in events if (each := parse(event))}
+
+
+def moments(account: str, verb: str, target: tuple[str, str, str], since: datetime) -> list[datetime]:
+    """When an account sent such requests from ``since`` on; ``target``: namespace, resource, name."""
+    asker, (namespace, resource, name) = f"system:serviceaccount:{account}", target
+    wanted = {"namespace": namespace, "resource": resource, "name": name}
+    return [
+        at
+        for at, event in _events(since)
+        if (event["user"]["username"], event["verb"]) == (asker, verb)
+        and wanted.items() <= (event.get("objectRef") or {}).items()
+    ]
+
+
+def _events(since: datetime) -> Iterator[tuple[datetime, dict[str, Any]]]:
+    """The log is written in the container and rolled over there, so all of its files are read."""
+    for line in run("docker", "exec", "moe-control-plane", "sh", "-c", f"cat {LOG_FILES}").splitlines():
         event = json.loads(line)
         at = datetime.fromisoformat(event["requestReceivedTimestamp"])
-        if at >= since and not any(interval.holds(at) for interval in left_out):
-            found.add(parse(event))
-    return {each for each in found if each}
+        if at >= since:
+            yield at, event
 
 
 def parse(event: dict[str, object]) -> Asked | None:

@@ -135,11 +135,13 @@ class World:
 
     def kill(self, pod: Obj, container: str, signal: str = "SIGKILL") -> None:
         """Send a signal to the first process of a container, past the kubelet."""
-        statuses = pod["status"]["containerStatuses"]
-        status = next(each for each in statuses if each["name"] == container)
-        container_id = status["containerID"].removeprefix("containerd://")
+        container_id = container_status(pod, container)["containerID"].removeprefix("containerd://")
         task = ("ctr", "--namespace", "k8s.io", "tasks", "kill", "--signal", signal, container_id)
         run("docker", "exec", pod["spec"]["nodeName"], *task)
+
+    def restarts(self, pod: Obj, container: str) -> int:
+        """How often the kubelet has started a container again."""
+        return int(container_status(pod, container)["restartCount"])
 
     async def fault(self, pod: Obj, fault: Obj) -> None:
         """Make the stub misbehave through its admin port."""
@@ -179,6 +181,13 @@ ADMIN_PORT = 8099
 def settled(view: View) -> bool:
     """The newest spec serves, whole, and nothing of another revision is left."""
     return view.current and view.settled(view.status.target_revision)
+
+
+def container_status(pod: Obj, name: str) -> Obj:
+    """Of a container or a sidecar."""
+    status = pod["status"]
+    statuses = (*status["containerStatuses"], *status.get("initContainerStatuses", ()))
+    return dict(next(each for each in statuses if each["name"] == name))
 
 
 def is_ready(pod: Obj) -> bool:
