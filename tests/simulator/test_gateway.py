@@ -108,6 +108,14 @@ async def test_an_admin_who_wants_no_policies_gets_rid_of_them(served: World) ->
     assert served.is_ready("k3")
 
 
+async def test_where_none_are_wanted_none_is_made_while_files_are_handed_on_either(fresh: World) -> None:
+    fresh.policy = OperatorPolicy(network_policies=NetworkPolicies(enabled=False))
+    await serving(fresh)
+    made = {w.kind for w in fresh.kube.log if w.verb == "apply"}
+    assert "NetworkPolicy" not in made
+    assert fresh.kubelet.stores.from_peers, "nodes helped each other"
+
+
 # Keys and certificates
 
 AUTH = {"auth": {"secretRef": {"name": "keys"}}}
