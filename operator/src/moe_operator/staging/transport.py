@@ -57,6 +57,7 @@ class HttpStream:
         self._response = response
         self._resources = resources
         self._left = response.length
+        self._begun = False
         self.start, self.total = _extent(response)
         self.tag = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
         self.sha256 = _stored_sha256(response)
@@ -68,8 +69,12 @@ class HttpStream:
                 data = self._response.read1(len(buffer))
                 buffer[: len(data)] = data
                 return len(data)
+            buffer = buffer[: self._left]
+            if buffer and not self._begun:  # readinto1 keeps what came with the headers until more has come
+                self._begun = True
+                buffer = buffer[: len(self._response.fp.peek())]
             # Past http.client, straight into the buffer: its read1 copies every byte twice.
-            count = self._response.fp.readinto1(buffer[: self._left])
+            count = self._response.fp.readinto1(buffer)
         except TimeoutError as fault:
             raise Transient("timeout", f"{self._url} sent nothing for too long") from fault
         except (OSError, http.client.HTTPException, ValueError) as fault:
