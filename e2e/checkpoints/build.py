@@ -22,7 +22,7 @@ from .shards import Placed, layer_of, place
 
 DIVISOR = 256
 KEPT_EXPERTS = 8
-CHANGED_LAYERS = 2  # the last decoder layers: the only tensors that a later revision changes
+CHANGED_LAYERS = 4  # the last decoder layers: the only tensors that a later revision changes
 INDEX_FILE = "model.safetensors.index.json"
 
 

@@ -159,6 +159,7 @@ class Load:
             "model": self._model,
             "messages": [{"role": "user", "content": question}],
             "max_tokens": self._max_tokens,
+            "ignore_eos": True,  # every answer is as long as it may be
             "stream": True,
         }
         try:

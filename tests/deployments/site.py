@@ -15,7 +15,7 @@ from moe_operator.runtime.kube import EVENT, MOE_DEPLOYMENT, POD, ApiError
 from moe_operator.sandbox.run import Sandbox
 
 Obj = dict[str, Any]
-DEADLINE = 120.0
+DEADLINE = 300.0  # a hang is told from a busy machine by this alone
 POLL = 0.05
 GATEWAY_PORT = 8080
 

@@ -43,6 +43,21 @@ async def test_a_colour_of_weight_zero_gets_nothing_while_a_weighted_one_lives(
     assert await served_by(pod, 100) == {"blue": 100}
 
 
+async def test_a_standby_serves_also_when_nothing_else_is_told(
+    engine: StartEngine, serving: StartPod
+) -> None:
+    """The operator takes the leaders of a lost colour out while the one that stands by still does."""
+    blue, green = await engine("blue"), await engine("green")
+    both = (colour("b", 100, blue.address), colour("g", 0, green.address))
+    pod = await serving(intent(1, *both))
+    await pod.healthy(blue.address, green.address)
+
+    pod.api.put(intent(2, colour("g", 0, green.address)))
+    await pod.ack(2)
+
+    assert await served_by(pod, 20) == {"green": 20}
+
+
 async def test_the_standby_takes_over_when_every_weighted_engine_is_dead(
     engine: StartEngine, serving: StartPod
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import httpx
 import pytest
 import yaml
 from moe_operator.runtime.kube import POD
+from moe_operator.sandbox import state_dir
 from moe_operator.sandbox.run import Sandbox, SandboxConfig
 from moe_operator.sandbox.state_dir import StateUnusable, open_state_dir
 
@@ -177,6 +179,24 @@ async def test_a_state_directory_in_use_or_not_ours_is_refused(tmp_path: Path) -
     with pytest.raises(StateUnusable, match="no sandbox made"):
         open_state_dir(foreign, temporary=False)
     assert [p.name for p in foreign.iterdir()] == ["thesis.tex"]
+
+
+def test_what_is_left_of_a_removal_that_was_cut_off_is_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_state_dir(tmp_path / "state", temporary=True)
+    (opened.path / "nodes").mkdir()
+
+    def cut_off(path: Path) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(state_dir.shutil, "rmtree", cut_off)
+        with pytest.raises(OSError, match="not empty"):
+            opened.close()
+    again = open_state_dir(tmp_path / "state", temporary=True)
+    again.close()
+    assert not again.path.exists()
 
 
 async def test_a_temporary_state_directory_goes_and_a_named_one_keeps_the_weights(tmp_path: Path) -> None:

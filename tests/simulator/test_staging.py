@@ -223,6 +223,13 @@ async def test_who_waits_for_a_turn_says_so() -> None:
     said = world.condition(waiting[0], "WeightsStaged")["message"]
     assert "waits for its turn at models.example" in said
     assert {row["phase"] for row in rows(world, waiting[0]).values()} == {"Waiting"}
+    for name in "abc":
+        await world.edit(name, lambda s: s["weights"].update(maxConcurrentNodes=3, bandwidthPerNode="1Mi"))
+    await world.until(lambda: under_way(world, from_peers=False) == 3)
+    [newest, *_] = sorted(stagers(world), key=lambda j: j["metadata"]["creationTimestamp"], reverse=True)
+    assert "1048576" in newest["spec"]["template"]["spec"]["containers"][0]["args"], (
+        "an edit is heard at once"
+    )
 
 
 # Peers

@@ -21,6 +21,7 @@ from moe_operator.api.names import (
     COMPONENT_STAGER,
     peers_name,
 )
+from moe_operator.api.spec import MoESpec
 from moe_operator.reconcile import waves
 from moe_operator.reconcile.actions import Delete
 from moe_operator.reconcile.draft import Draft
@@ -35,6 +36,7 @@ from moe_operator.resources.manifest_config_map import manifest_key
 from moe_operator.resources.model_source import source_host
 from moe_operator.resources.ownership import Owner
 from moe_operator.resources.staging_job import Pull, staging_job
+from moe_operator.rollout.revision import POD_AFFECTING, Revision
 
 LOOK_SECONDS = 5.0
 AGAIN_SECONDS = 60.0  # between two tries at a node or a source that could not
@@ -125,7 +127,7 @@ def _admitted(
                 draft = _begun(snapshot, draft, seen, host, seeding, all_from_peers=True)
             continue
         if host not in places:
-            limit = waves.limit_of(site.revision.spec, host, snapshot.policy)
+            limit = waves.limit_of(_spec_now(draft, site.revision), host, snapshot.policy)
             places[host] = waves.free_places(me, host, limit, fleet)
         if places[host] > 0:
             places[host] -= 1
@@ -133,6 +135,15 @@ def _admitted(
         else:
             waiting[site.node] = host
     return draft, waiting
+
+
+def _spec_now(draft: Draft, revision: Revision) -> MoESpec:
+    """The recorded spec with turns, bandwidth and verification as wished now, since they make no revision."""
+    recorded = revision.spec
+    if draft.wish is None:
+        return recorded
+    fixed = {name: getattr(recorded.weights, name) for name in POD_AFFECTING["weights"]}
+    return recorded.model_copy(update={"weights": draft.wish.weights.model_copy(update=fixed)})
 
 
 def _running_sites(draft: Draft) -> list[Site]:
@@ -171,6 +182,7 @@ def _begun(
     config_map = snapshot.child("ConfigMap", revision.manifest)
     if config_map is None or snapshot.namespace_terminating:
         return draft
+    spec = _spec_now(draft, revision)
     pull = Pull(
         name=seen.job_name,
         node=site.node,
@@ -179,12 +191,10 @@ def _begun(
         peers=seeding.for_node(site.node),
         peers_config=peers_name(snapshot.name),
         all_from_peers=all_from_peers,
-        bandwidth=waves.bandwidth_of(revision.spec, host, snapshot.policy),
+        bandwidth=waves.bandwidth_of(spec, host, snapshot.policy),
     )
     owner = Owner(snapshot.name, snapshot.namespace, snapshot.uid)
-    job = staging_job(
-        owner, revision.spec, snapshot.policy, revision.manifest, manifest_key(config_map), pull
-    )
+    job = staging_job(owner, spec, snapshot.policy, revision.manifest, manifest_key(config_map), pull)
     return replace(draft.apply(job), claims=True)
 
 

@@ -42,11 +42,13 @@ class StateDir:
 
     def close(self) -> None:
         """Unlock; a temporary directory goes with its sandbox."""
-        if self.temporary:
-            shutil.rmtree(self.path)
-        else:
-            (self.path / DESCRIPTION).unlink(missing_ok=True)
-        os.close(self.lock)
+        try:
+            if self.temporary:
+                _remove(self.path)
+            else:
+                (self.path / DESCRIPTION).unlink(missing_ok=True)
+        finally:
+            os.close(self.lock)
 
 
 def temporary_path(block: str) -> Path:
@@ -100,6 +102,16 @@ def _bury(path: Path) -> None:
             shutil.rmtree(left)
         else:
             left.unlink(missing_ok=True)
+
+
+def _remove(path: Path) -> None:
+    """The lock goes last: what is left of a removal that was cut off is still known to be ours."""
+    for entry in path.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        elif entry.name != LOCK:
+            entry.unlink()
+    shutil.rmtree(path)
 
 
 def _read(path: Path) -> dict[str, object]:
