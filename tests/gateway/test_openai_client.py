@@ -119,7 +119,7 @@ async def test_its_retries_outlast_a_short_outage(
     asking = asyncio.create_task(patient.chat.completions.create(model=MODEL, messages=ASK))
     with pytest.raises(openai.InternalServerError) as refused:
         await client.with_options(max_retries=0).chat.completions.create(model=MODEL, messages=ASK)
-    assert (refused.value.status_code, refused.value.code) == (503, "waiting_room_full")
+    assert (refused.value.status_code, refused.value.code) == (503, "no_engine_available")
     assert refused.value.response.headers["retry-after"] == "1"
 
     await chat.start()
