@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from moe_operator.checkpoint.fields import MAX_LAYERS
 from moe_operator.checkpoint.model_facts import checkpoint_from_config
@@ -203,6 +203,7 @@ NAMES = [
 
 
 @settings(deadline=None)
+@example({"architectures": [""]})
 @given(st.dictionaries(st.sampled_from(NAMES), json_values | st.integers(0, 300), max_size=6))
 def test_any_json_is_either_read_or_refused(change: dict[str, Any]) -> None:
     try:

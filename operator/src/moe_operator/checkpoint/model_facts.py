@@ -92,8 +92,9 @@ def checkpoint_from_config(
 
 def _architecture(config: Config, inner: Config) -> str:
     names = config.get("architectures") or inner.get("architectures") or ()
-    if isinstance(names, Sequence) and not isinstance(names, str) and names and isinstance(names[0], str):
-        return names[0]
+    first = names[0] if isinstance(names, Sequence) and not isinstance(names, str) and names else None
+    if isinstance(first, str) and first:
+        return first
     raise UnreadableConfig("config.json names no architecture (field architectures)")
 
 
