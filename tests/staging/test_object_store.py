@@ -240,7 +240,7 @@ def test_a_cut_object_goes_on_where_it_stopped_under_a_new_signature(
 ) -> None:
     manifest = resolved(s3, keys)
     (tmp_path / "manifest.json").write_text(manifest.model_dump_json(by_alias=True))
-    store.prepare()
+    store.lay_out()
     half = len(MODEL.files[SHARD]) // 2
     digest = hashlib.sha256(MODEL.files[SHARD]).hexdigest()
     store.part(digest).write_bytes(MODEL.files[SHARD][:half])

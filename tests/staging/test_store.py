@@ -15,7 +15,7 @@ from moe_operator.staging.failure import StageError, Stopped
 from moe_operator.staging.lock import held
 from moe_operator.staging.manifest_file import read_manifest
 from moe_operator.staging.stop import Stop
-from moe_operator.staging.store import VIEW_FILE, Store, init_store, open_store
+from moe_operator.staging.store import STORE_ID, VIEW_FILE, Store, init_store, open_store
 from moe_operator.staging.view import verify
 
 from tests.staging.fault_server import Fault, FaultServer
@@ -176,6 +176,14 @@ def test_a_disk_that_is_not_mounted_is_not_written_to(manifest: Manifest, tmp_pa
     assert list(empty.iterdir()) == []
 
 
+def test_of_an_emptied_disk_the_marker_is_enough(manifest: Manifest, tmp_path: Path) -> None:
+    emptied = Store(tmp_path / "emptied")
+    emptied.root.mkdir()
+    (emptied.root / STORE_ID).write_text("3d0a3c2e-7a6c-4f7f-9d3f-0d5b5f3f6f10\n")
+
+    assert_published(pull(manifest, emptied), MODEL)
+
+
 def test_a_store_keeps_its_id(tmp_path: Path) -> None:
     first = init_store(tmp_path / "new" / "store")
 
@@ -319,7 +327,7 @@ def test_two_pulls_at_once_fetch_every_byte_once(server: FaultServer, store: Sto
 
 
 def test_a_holder_that_brings_nothing_new_is_not_waited_for_forever(manifest: Manifest, store: Store) -> None:
-    store.prepare()
+    store.lay_out()
     digest = sha256(MODEL.files[SHARD])
     with held(store.lock(digest), store.part(digest), 1, Stop()):
         fell = failure(lambda: pull(manifest, store, lock_seconds=0.3))
@@ -330,7 +338,7 @@ def test_a_holder_that_brings_nothing_new_is_not_waited_for_forever(manifest: Ma
 
 
 def test_a_holder_that_moves_is_waited_for(store: Store) -> None:
-    store.prepare()
+    store.lay_out()
     digest, ended = "0" * 64, threading.Event()
     entered = threading.Event()
 
@@ -376,7 +384,7 @@ def test_a_link_planted_in_partial_is_not_written_through(
 ) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    store.prepare()
+    store.lay_out()
     store.part(sha256(MODEL.files[SHARD])).symlink_to(victim)
 
     with pytest.raises(StageError):
@@ -461,7 +469,7 @@ def test_nothing_is_written_outside_the_store(manifest: Manifest, store: Store, 
 
 
 def test_waiting_ends_when_the_process_is_asked_to_stop(store: Store) -> None:
-    store.prepare()
+    store.lay_out()
     stop, lock, part = Stop(), store.lock("0" * 64), store.part("0" * 64)
     ended = threading.Event()
 

@@ -48,12 +48,14 @@ def pull(
     files = _selected(manifest, options.patterns)
     digest = view_digest(files)
     link.progress.expect(sum(file.size for file in files), digest)
+    with store_faults(store.root):
+        store.lay_out()  # whoever empties a disk often leaves nothing but the marker
     with store_faults(store.root), in_use(store, digest):
         if options.fetch.verify == "fast" and is_intact(store, digest, link.stop):
             link.progress.reuse(sum(file.size for file in files))
             link.progress.enter("Ready", "the view is published already")
             return store.view(digest)
-        store.prepare()
+        store.prove_writable()
         blobs = list({file.sha256: file for file in files}.values())
         link.progress.expect(sum(file.size for file in blobs), digest)
         link.progress.enter("Reserving")

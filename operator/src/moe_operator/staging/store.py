@@ -90,9 +90,8 @@ class Store:
         for name in _DIRECTORIES:
             (self.root / name).mkdir(parents=True, exist_ok=True)
 
-    def prepare(self) -> None:
-        """Make the directories and prove that the store takes writes."""
-        self.lay_out()
+    def prove_writable(self) -> None:
+        """Write something and take it away again."""
         probe = self.root / "trash" / f".tmp-probe-{uuid.uuid4().hex}"
         try:
             write_new(probe, b"probe")
@@ -192,7 +191,8 @@ def init_store(root: Path) -> str:
     with store_faults(root):
         root.mkdir(parents=True, exist_ok=True)
         store = Store(root)
-        store.prepare()
+        store.lay_out()
+        store.prove_writable()
         marker = root / STORE_ID
         if not marker.exists():
             write_atomic(marker, f"{uuid.uuid4()}\n".encode())
