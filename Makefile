@@ -24,11 +24,11 @@ demo-kind: $(MADE) ## the same on a real Kubernetes: kind cluster, images, helm 
 e2e-engine: $(MADE) ## the real vLLM on CPU behind the product on kind (downloads about 4 GB once; docs/real-engine.md)
 	@$(BIN)/python -m e2e.real_engine --bootstrap $(if $(KEEP),--keep)
 
-test: $(MADE) ## everything that is checked before a change goes in
+test: $(MADE) ## everything that is checked before a change goes in (E2E=0: without the cluster)
 	@$(BIN)/python -m tests.tiers
 
-test-kind: $(MADE) ## the chart on a real cluster: contract and end-to-end tests (the first run builds its node image)
-	@$(BIN)/python -m tests.tiers "cluster with chart" "contract on it" kind
+test-kind: $(MADE) ## all end-to-end tests on a real cluster, the long ones too
+	@$(BIN)/python -m tests.tiers "cluster with chart" "contract on it" "kind, whole"
 
 lint: $(MADE) ## style, types, layers, generated files
 	@$(BIN)/python -m tests.tiers lint

@@ -1,4 +1,4 @@
-"""``up``, ``load``, ``down`` and ``status``: observe, let the pure rooms decide, do it, say it.
+"""``prepare``, ``up``, ``load``, ``down`` and ``status``: observe, let the pure rooms decide, do it, say it.
 
 Invariants: one of these runs at a time per cache folder. The record of a cluster is written only when the
 cluster is whole, so a creation that was cut off is known by its absence. ``down`` removes what ``up`` made
@@ -59,8 +59,28 @@ class Wanted:
         return self.spec.digest(image=self.image, kind=self.kind_config, audit=audit)
 
     @property
+    def kubernetes(self) -> str:
+        """The nodes' version."""
+        return kubernetes_version() if self.choice.source is Source.BUILD else source.PINNED_KUBERNETES
+
+    @property
     def size(self) -> int:
         return 1 + len(self.spec.topology.workers())
+
+
+def prepare(
+    spec: ClusterSpec, asked: Source | None, folders: Folders, progress: Progress, *, bootstrap: bool
+) -> Source:
+    """Leave with all that ``up`` needs (daemon, node image, programs) and say where the image is from.
+
+    Raises as ``up`` does.
+    """
+    with _alone(folders, progress):
+        _ensure_docker(folders, progress, bootstrap=bootstrap)
+        wanted = _resolve(spec, asked, folders, progress)
+        _obtain(wanted, folders, progress, bootstrap=bootstrap)
+        programs.clients(wanted.kubernetes, folders, progress)
+        return wanted.choice.source
 
 
 def up(
@@ -206,8 +226,7 @@ def _make(wanted: Wanted, folders: Folders, progress: Progress, *, bootstrap: bo
     _remove(folders, progress)
     _forget(folders)
     _obtain(wanted, folders, progress, bootstrap=bootstrap)
-    server = kubernetes_version() if wanted.choice.source is Source.BUILD else source.PINNED_KUBERNETES
-    clients = programs.clients(server, folders, progress)
+    clients = programs.clients(wanted.kubernetes, folders, progress)
     config = folders.state / "kind.yaml"
     config.parent.mkdir(parents=True, exist_ok=True)
     config.write_text(wanted.kind_config)

@@ -1,4 +1,4 @@
-"""The command line: ``python -m e2e.kind up | demo``."""
+"""The command line: ``python -m e2e.kind prepare | up | demo``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from e2e.cluster.host import CannotContinue
 from e2e.cluster.nodes import NotInTime
 from e2e.cluster.progress import Progress
 from e2e.cluster.settings import Folders
-from e2e.kind.bring_up import bring_up
+from e2e.kind.bring_up import bring_up, prepare
 from e2e.kind.demo import kind_demo
 from e2e.scenarios.demo import run
 
@@ -26,8 +26,17 @@ def main() -> None:
     """The product on a real cluster of this machine."""
 
 
+@main.command("prepare")
+@_BOOTSTRAP
+def prepare_all(bootstrap: bool) -> None:
+    """Everything that takes long the first time, and no cluster yet."""
+    progress = Progress()
+    with progress.step("what a cluster needs"):
+        prepare(Folders.from_environment(), progress, bootstrap=bootstrap)
+
+
 @main.command()
-@click.option("--bootstrap", is_flag=True, help="Install missing Debian packages (root, disposable machine).")
+@_BOOTSTRAP
 def up(bootstrap: bool) -> None:
     """Cluster, images and the chart's release; what is there already is kept."""
     progress = Progress()

@@ -30,6 +30,12 @@ class Site:
     release: Release
 
 
+def prepare(folders: Folders, progress: Progress, *, bootstrap: bool) -> None:
+    """All that takes long, without a cluster: the nodes' image, the programs, the product's images."""
+    source = lifecycle.prepare(_spec(folders), None, folders, progress, bootstrap=bootstrap)
+    _images(source, folders, progress, bootstrap=bootstrap)
+
+
 def bring_up(folders: Folders, progress: Progress, *, bootstrap: bool) -> Site:
     """Cluster, images, chart and the checkpoints' claim of namespace ``default``.
 
@@ -44,15 +50,23 @@ def bring_up(folders: Folders, progress: Progress, *, bootstrap: bool) -> Site:
 
 def cluster_with_images(folders: Folders, progress: Progress, *, bootstrap: bool) -> Site:
     """The cluster with every image in its nodes, and no operator yet."""
-    spec = ClusterSpec(topology.load("h20"), (shared_folder.mount(folders),))
-    record = lifecycle.up(spec, None, folders, progress, bootstrap=bootstrap)
-    base = PULLED_BASE
-    if record.source is Source.BUILD:
-        base = lifecycle.python_base(folders, progress, bootstrap=bootstrap)
-    images = build_all(base, folders, progress)
+    record = lifecycle.up(_spec(folders), None, folders, progress, bootstrap=bootstrap)
+    images = _images(record.source, folders, progress, bootstrap=bootstrap)
     stubs = [build_stub_of(images, version) for version in STUB_VERSIONS]
     load_missing((images.operator, images.envoy, *stubs), folders, progress)
     return Site(record, images, Release(record))
+
+
+def _spec(folders: Folders) -> ClusterSpec:
+    return ClusterSpec(topology.load("h20"), (shared_folder.mount(folders),))
+
+
+def _images(source: Source, folders: Folders, progress: Progress, *, bootstrap: bool) -> Images:
+    """Built on a base from the same place as the nodes' image."""
+    base = PULLED_BASE
+    if source is Source.BUILD:
+        base = lifecycle.python_base(folders, progress, bootstrap=bootstrap)
+    return build_all(base, folders, progress)
 
 
 def provide(record: Record, namespaces: Sequence[str]) -> None:
