@@ -215,13 +215,16 @@ async def test_a_revision_with_four_of_93_layers_changed_costs_those_four_files(
     first = (await served_afresh(world, obj)).status.active_revision
     stores = [NodeStore(node) for node in sorted(await workers(world))]
     before = [store.blobs() for store in stores]
-    await world.apply(merge(obj, {"spec": {"replicas": 0}}))
+    nothing, later = {"spec": {"replicas": 0}}, with_model(obj, f"{K3}-next")
+    await world.apply(merge(obj, nothing))
 
     async def ended() -> bool:
         return not await world.pods(K3)
 
     await world.poll(ended, "its engines are gone")
-    await world.apply(with_model(obj, f"{K3}-next"))
+    await world.apply(merge(later, nothing))
+    await world.until(K3, lambda v: v.status.active_revision != first, "the next revision will start")
+    await world.apply(later)
     view = await moved(world, K3, first)
     changed = changed_files(checkpoints, K3)
     assert len(changed) == 4
