@@ -364,9 +364,13 @@ async def test_no_replicas_are_a_state_to_rest_in(served: World) -> None:
     await served.settle()
     assert served.condition("k3", "Ready")["reason"] == "ScaledToZero"
     assert not served.condition("k3", "Reconciling")
+    blue, stores = active(served), served.status("k3")["stores"]
     await served.edit("k3", image("vllm:green"))
     await served.until(lambda: served.stable("k3"))
     await served.settle()
+    change = served.status("k3")["history"][0]
+    assert (change["from"], change["revision"], change["result"]) == (blue, active(served), "Succeeded")
+    assert served.status("k3")["stores"] == stores, "the way back is kept on the disks"
     await served.edit("k3", lambda s: s.update(replicas=1))
     await served.until(lambda: served.status("k3").get("readyReplicas") == 1 and served.stable("k3"))
     assert {p["spec"]["containers"][0]["image"] for p in served.engine_pods("k3")} == {"vllm:green"}

@@ -105,6 +105,19 @@ async def test_every_node_of_a_group_is_verified_before_its_first_pod_exists(fre
     assert fresh.condition("k3", "WeightsStaged")["reason"] == "Staged"
 
 
+async def test_files_stay_when_their_revision_is_replaced_while_nothing_runs(served: World) -> None:
+    """It is the way back, and most of it is in the next revision, too."""
+    served.kubelet.manifests[GREEN] = layered(GREEN)
+    old, nodes = active(served), {r["node"] for r in served.status("k3")["placement"][0]["ranks"]}
+    view = view_of(served, old, 0)
+    await served.edit("k3", lambda s: s.update(replicas=0))
+    await served.until(lambda: not served.engine_pods("k3") and served.stable("k3"))
+    await served.edit("k3", model(GREEN))
+    await served.until(moved(served, old))
+    await served.settle()
+    assert all(view in views(served, node) for node in nodes)
+
+
 async def test_the_new_files_arrive_while_the_old_revision_serves(served: World) -> None:
     served.kubelet.manifests[GREEN] = layered(GREEN)
     served.kubelet.slow |= {f"h20-{n}": 30.0 for n in range(4)}

@@ -105,7 +105,7 @@ def _beside(snapshot: Snapshot, draft: Draft, target: Revision) -> Draft:
     draft = _superseding(snapshot, draft, target)
     groups = draft.groups_of(target.hash)
     if draft.wish and draft.wish.replicas == 0:
-        return _taken_over(draft, target)
+        return _taken_over(draft.with_status(rollout=_rollout(snapshot, draft, target, "Shifting")), target)
     kept = _carry(draft, draft.status.active_revision)
     failed = _failed(groups)
     if failed:
@@ -145,21 +145,32 @@ def _taken_over(draft: Draft, target: Revision) -> Draft:
 
 
 def _phase(snapshot: Snapshot, draft: Draft, target: Revision, phase: RolloutPhase) -> Draft:
-    rollout, active = draft.status.rollout, draft.status.active_revision
-    if rollout.to_revision == target.hash and rollout.phase not in SETTLED:
-        return draft.with_status(rollout=rollout.model_copy(update={"phase": phase}))
-    fresh = RolloutStatus(
+    active, goes_on = draft.status.active_revision, _goes_on(draft, target)
+    draft = draft.with_status(rollout=_rollout(snapshot, draft, target, phase))
+    if goes_on or not active:
+        return draft
+    said = f"revision {target.hash} starts beside {active}: {target.layout}"
+    return draft.event(Event("Normal", Reason.REVISION_STARTING, said))
+
+
+def _goes_on(draft: Draft, target: Revision) -> bool:
+    rollout = draft.status.rollout
+    return rollout.to_revision == target.hash and rollout.phase not in SETTLED
+
+
+def _rollout(snapshot: Snapshot, draft: Draft, target: Revision, phase: RolloutPhase) -> RolloutStatus:
+    """The change to ``target`` in this phase: the one that is under way, or a new one."""
+    rollout = draft.status.rollout
+    if _goes_on(draft, target):
+        return rollout.model_copy(update={"phase": phase})
+    return RolloutStatus(
         phase=phase,
         strategy="Surge",
-        from_revision=active,
+        from_revision=draft.status.active_revision,
         to_revision=target.hash,
         started_at=moment(snapshot.now),
         last_command=rollout.last_command,
     )
-    if active:
-        said = f"revision {target.hash} starts beside {active}: {target.layout}"
-        draft = draft.event(Event("Normal", Reason.REVISION_STARTING, said))
-    return draft.with_status(rollout=fresh)
 
 
 def _failed(groups: tuple[Group, ...]) -> Group | None:
