@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 from moe_operator.api import names
 from moe_operator.runtime.kopf_app import WATCHED_CHILDREN
-from moe_operator.runtime.kube import HTTP_ROUTE, KINDS, LEASE, MOE_DEPLOYMENT, NODE, Kind, kind_of
+from moe_operator.runtime.kube import (
+    HTTP_ROUTE,
+    INFERENCE_POOL,
+    KINDS,
+    LEASE,
+    MOE_DEPLOYMENT,
+    NODE,
+    Kind,
+    kind_of,
+)
 from moe_operator.runtime.lease import LeaderLease
 from moe_operator.sandbox.api import MemoryApi, MemoryKube
 
@@ -103,13 +112,17 @@ async def a_whole_life(world: World) -> None:
 
 async def to_another_gateway_and_back(world: World) -> None:
     world.api.create(gateway_api.CRD)
+    world.api.create(gateway_api.POOL_CRD)
     world.neighbours.append(gateway_api.Controller(world.api).step)
-    external = {"httpRouteRef": {"name": "edge"}}
-    await world.edit("k3", lambda spec: spec.update(gateway={"external": external}))
+    by_a_route = {"httpRouteRef": {"name": "edge"}}
+    in_a_pool = {"inferencePool": {"name": "pool", "endpointPicker": {"name": "picker"}}}
+    await world.edit("k3", lambda spec: spec.update(gateway={"external": by_a_route}))
     await world.until(lambda: not world.gateway_pods())
+    await world.edit("k3", lambda spec: spec.update(gateway={"external": in_a_pool}))
+    await world.until(lambda: not world.api.list(HTTP_ROUTE).items)
     await world.annotate("k3", names.ANNOTATION_REFRESH_KEYS, "1")
     await world.edit("k3", lambda spec: spec.update(gateway={}))
-    await world.until(lambda: not world.api.list(HTTP_ROUTE).items and world.stable("k3"))
+    await world.until(lambda: not world.api.list(INFERENCE_POOL).items and world.stable("k3"))
 
 
 async def a_lease_is_taken_and_given_back(api: MemoryApi) -> set[Grant]:

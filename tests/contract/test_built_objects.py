@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 from moe_operator.api.names import FIELD_MANAGER
-from moe_operator.runtime.kube import HTTP_ROUTE, Obj
+from moe_operator.runtime.kube import Obj, kind_of
 
 from tests.contract.world import World, owned_by
-from tests.gateway_api import http_routes
+from tests.gateway_api import PUBLISHED, gateway_api
 
 GOLDEN = sorted((Path(__file__).parents[1] / "resources" / "golden").glob("*.yaml"))
 AT_REST: dict[str, Obj] = {  # a real cluster's controllers make nothing of these
@@ -30,7 +30,8 @@ MADE_BY_AN_ADMIN = ("priorityClassName", "runtimeClassName")  # pods that name a
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda path: path.stem)
 async def test_what_the_operator_builds_is_taken_as_it_is(world: World, golden: Path) -> None:
     built = yaml.safe_load(golden.read_text(encoding="utf-8"))
-    async with http_routes(world.kube) if built["kind"] == HTTP_ROUTE.kind else nullcontext():
+    kind = kind_of(built)
+    async with gateway_api(world.kube, kind) if kind in PUBLISHED else nullcontext():
         await taken_as_it_is(world, built)
 
 

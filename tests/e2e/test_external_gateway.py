@@ -1,7 +1,7 @@
-"""A gateway that the user brings: what the operator writes into its HTTPRoute, and in which order.
+"""A gateway that the user brings: what the operator writes into its HTTPRoute or InferencePool, and when.
 
-The cluster has Gateway API's own CRD and nobody who acts on it; a stand-in answers for the Gateway, as an
-implementation of it would: it accepts each generation of a route.
+The cluster has the projects' own CRDs and nobody who acts on them; a stand-in answers for the Gateway, as an
+implementation of it would: it accepts each generation of a route or pool.
 """
 
 from __future__ import annotations
@@ -12,93 +12,101 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from moe_operator.api.names import LABEL_SERVING, gateway_name
-from moe_operator.runtime.kube import HTTP_ROUTE, POD, ApiError
+from moe_operator.api.names import LABEL_REVISION, LABEL_SERVING, gateway_name
+from moe_operator.runtime.kube import HTTP_ROUTE, INFERENCE_POOL, POD, ApiError, Kind
 
-from e2e.scenarios.manifest import merge
 from tests.e2e.gateway_traffic import NAME, slow_tokens, whole
 from tests.e2e.world import World, settled
-from tests.gateway_api import http_routes
+from tests.gateway_api import gateway_api
 
 Obj = dict[str, Any]
 EDGE = "edge"
 LOOK_SECONDS = 0.1
+POOL, OTHER_POOL = f"{NAME}-pool", f"{NAME}-pool-2"
+OF_A_ROUTE_TO_THE_POOL = {"group": HTTP_ROUTE.group, "kind": "Gateway", "name": EDGE}
 BEHIND = {"spec": {"gateway": {"external": {"httpRouteRef": {"name": EDGE, "hostnames": ["moe.example"]}}}}}
 
 
 class Edge:
-    """The Gateway's side: accepts routes, and remembers every set of weights that it was given."""
+    """The Gateway's side: accepts one route or pool, and remembers every set of weights that it was given."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, kind: Kind, name: str) -> None:
         self._world = world
+        self.kind, self.name = kind, name
         self.given: list[dict[str, int]] = []
 
     async def work(self) -> None:
         while True:
-            route = await self.route()
-            if route:
-                self._note(route)
-                if answered(route) < route["metadata"]["generation"]:
-                    await self._world.kube.apply_status(acceptance(route), manager=EDGE)
+            way = await self.way()
+            if way:
+                self._note(way)
+                if answered(way) < way["metadata"]["generation"]:
+                    await self._world.kube.apply_status(acceptance(way), manager=EDGE)
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def route(self) -> Obj | None:
+    async def way(self) -> Obj | None:
+        """The route or pool as it is now."""
         try:
-            return await self._world.kube.get(HTTP_ROUTE, self._world.namespace, gateway_name(NAME))
+            return await self._world.kube.get(self.kind, self._world.namespace, self.name)
         except ApiError as error:
             if not error.not_found:
                 raise
         return None
 
+    async def is_gone(self) -> bool:
+        return await self.way() is None
+
     async def weights(self) -> dict[str, int]:
-        """Of the route as it is now."""
-        route = await self.route()
-        return shares(route) if route else {}
+        """Of the route or pool as it is now."""
+        way = await self.way()
+        return shares(way) if way else {}
 
-    def _note(self, route: Obj) -> None:
-        if not self.given or self.given[-1] != shares(route):
-            self.given.append(shares(route))
+    def _note(self, way: Obj) -> None:
+        if not self.given or self.given[-1] != shares(way):
+            self.given.append(shares(way))
 
 
-def shares(route: Obj) -> dict[str, int]:
-    """Revision → weight; each backend is called by the deployment and a revision."""
-    [rule] = route["spec"]["rules"]
+def shares(way: Obj) -> dict[str, int]:
+    """Revision → weight; a route's backends are called by deployment and revision, a pool selects one."""
+    if way["kind"] == INFERENCE_POOL.kind:
+        return {way["spec"]["selector"]["matchLabels"][LABEL_REVISION]: 100}
+    [rule] = way["spec"]["rules"]
     return {ref["name"].removeprefix(f"{NAME}-"): ref["weight"] for ref in rule["backendRefs"]}
 
 
-def answered(route: Obj) -> int:
-    """The newest generation of the route that the Gateway has spoken about."""
-    parents = (route.get("status") or {}).get("parents") or ()
+def answered(way: Obj) -> int:
+    """The newest generation of the route or pool that the Gateway has spoken about."""
+    parents = (way.get("status") or {}).get("parents") or ()
     return max((c["observedGeneration"] for parent in parents for c in parent["conditions"]), default=0)
 
 
-def acceptance(route: Obj) -> Obj:
-    """The route's status as a Gateway writes it that has nothing against it."""
+def acceptance(way: Obj) -> Obj:
+    """The status as a Gateway writes it that has nothing against the route or pool."""
     conditions = [
         {
             "type": kind,
             "status": "True",
             "reason": kind,
             "message": "",
-            "observedGeneration": route["metadata"]["generation"],
+            "observedGeneration": way["metadata"]["generation"],
             "lastTransitionTime": "2026-01-01T00:00:00Z",
         }
         for kind in ("Accepted", "ResolvedRefs")
     ]
     parents = [
         {"parentRef": parent, "controllerName": "example.com/edge", "conditions": conditions}
-        for parent in route["spec"]["parentRefs"]
+        for parent in way["spec"].get("parentRefs", [OF_A_ROUTE_TO_THE_POOL])
     ]
-    meta = {name: route["metadata"][name] for name in ("name", "namespace")}
-    kind = {"apiVersion": HTTP_ROUTE.api_version, "kind": HTTP_ROUTE.kind}
+    meta = {name: way["metadata"][name] for name in ("name", "namespace")}
+    kind = {"apiVersion": way["apiVersion"], "kind": way["kind"]}
     return {**kind, "metadata": meta, "status": {"parents": parents}}
 
 
 @asynccontextmanager
-async def edge(world: World) -> AsyncIterator[Edge]:
-    """A Gateway that works while entered, in a cluster that serves HTTPRoutes meanwhile."""
-    async with http_routes(world.kube):
-        gateway = Edge(world)
+async def edge(world: World, kind: Kind, name: str) -> AsyncIterator[Edge]:
+    """A Gateway that works while entered, in a cluster that serves ``kind`` meanwhile."""
+    async with gateway_api(world.kube, kind):
+        gateway = Edge(world, kind, name)
         task = asyncio.create_task(gateway.work())
         try:
             yield gateway
@@ -106,6 +114,11 @@ async def edge(world: World) -> AsyncIterator[Edge]:
             task.cancel()
             [ended] = await asyncio.gather(task, return_exceptions=True)
             assert isinstance(ended, asyncio.CancelledError), ended
+
+
+def another(world: World) -> Obj:
+    """What makes another revision."""
+    return {"spec": {"engine": {"image": world.site.images.stub_of("0.33.1")}}}
 
 
 async def serving_addresses(world: World, service: str) -> set[str]:
@@ -117,7 +130,7 @@ async def serving_addresses(world: World, service: str) -> set[str]:
 
 
 async def test_an_httproute_follows_what_serves(world: World, figures: dict[str, str]) -> None:
-    async with edge(world) as gateway:
+    async with edge(world, HTTP_ROUTE, gateway_name(NAME)) as gateway:
         await behind_the_edge(world, gateway)
         await without_leaders(world, gateway)
         await to_another_revision(world, gateway)
@@ -133,7 +146,7 @@ async def behind_the_edge(world: World, gateway: Edge) -> None:
     active = view.status.active_revision
     assert await gateway.weights() == {active: 100}
     assert (await world.pods(NAME, "gateway"), "Deployment" in await world.left(NAME)) == ([], False)
-    route = await gateway.route()
+    route = await gateway.way()
     assert route is not None
     assert [parent["name"] for parent in route["spec"]["parentRefs"]] == [EDGE]
     assert route["spec"]["hostnames"] == ["moe.example"]
@@ -169,8 +182,7 @@ async def to_another_revision(world: World, gateway: Edge) -> None:
     """The new revision is known before it gets a request, and the old one is forgotten after its last."""
     before = (await world.view(NAME)).status.active_revision
     gateway.given.clear()
-    change = {"spec": {"engine": {"image": world.site.images.stub_of("0.33.1")}}}
-    after = (await world.serve(slow_tokens(world, BEHIND, change))).status.active_revision
+    after = (await world.serve(slow_tokens(world, BEHIND, another(world)))).status.active_revision
     assert after != before
     assert gateway.given == [
         {before: 100},
@@ -181,12 +193,87 @@ async def to_another_revision(world: World, gateway: Edge) -> None:
 
 
 async def back_to_its_own(world: World, gateway: Edge) -> None:
-    change = {"spec": {"engine": {"image": world.site.images.stub_of("0.33.1")}}}
-    await world.serve(merge(slow_tokens(world), change))
+    await world.serve(slow_tokens(world, another(world)))
     await whole(world)
-
-    async def is_gone() -> bool:
-        return await gateway.route() is None
-
-    await world.poll(is_gone, "the route goes when the managed gateway has taken over")
+    await world.poll(gateway.is_gone, "the route goes when the managed gateway has taken over")
     assert (await world.answers(NAME, NAME)).status_code == 200
+
+
+def in_pool(name: str) -> Obj:
+    pool = {"name": name, "endpointPicker": {"name": f"{NAME}-epp"}}
+    return {"spec": {"gateway": {"external": {"inferencePool": pool}}}}
+
+
+async def selected(world: World, gateway: Edge) -> set[str]:
+    """Names of the pods that an endpoint picker finds by the pool's selector now."""
+    pool = await gateway.way()
+    assert pool is not None
+    labels = ",".join(f"{key}={value}" for key, value in pool["spec"]["selector"]["matchLabels"].items())
+    pods = (await world.kube.list(POD, world.namespace, labels=labels)).items
+    return {pod["metadata"]["name"] for pod in pods}
+
+
+async def test_an_inference_pool_follows_what_serves(world: World, figures: dict[str, str]) -> None:
+    async with edge(world, INFERENCE_POOL, POOL) as gateway:
+        await in_the_pool(world, gateway)
+        await the_pool_without_leaders(world, gateway)
+        await the_pool_to_another_revision(world, gateway)
+        figures["external gateway: what the pool selected"] = str(gateway.given)
+        await to_a_pool_of_another_name(world, gateway)
+        await world.delete(NAME)
+        await world.poll(gateway.is_gone, "the pool goes with its deployment")
+
+
+async def in_the_pool(world: World, gateway: Edge) -> None:
+    """The pool leads to the leader, and nothing is left of a managed gateway."""
+    view = await world.serve(slow_tokens(world, in_pool(POOL)))
+
+    async def alone() -> bool:
+        return not await world.pods(NAME, "gateway") and "Deployment" not in await world.left(NAME)
+
+    await world.poll(alone, "the managed gateway goes when the pool is taken")
+    await world.until(NAME, settled, "it serves through the pool")
+    assert await gateway.weights() == {view.status.active_revision: 100}
+    assert await selected(world, gateway) == {(await world.rank(NAME, 0))["metadata"]["name"]}
+    pool = await gateway.way()
+    assert pool is not None
+    assert pool["spec"]["endpointPickerRef"]["name"] == f"{NAME}-epp"
+    [owner] = pool["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"], owner["controller"]) == ("MoEDeployment", NAME, True)
+
+
+async def the_pool_without_leaders(world: World, gateway: Edge) -> None:
+    """The selector stays and finds nobody, until a leader serves again."""
+    before = await gateway.weights()
+    gone = await world.rank(NAME, 0)
+    await world.kube.delete(POD, world.namespace, gone["metadata"]["name"])
+
+    async def nobody() -> bool:
+        return await selected(world, gateway) == set()
+
+    async def somebody() -> bool:
+        return await selected(world, gateway) == {gone["metadata"]["name"]}  # a new pod of the old name
+
+    await world.poll(nobody, "nobody is in the pool of a revision without leaders")
+    await world.poll(somebody, "its new leader is in the pool")
+    await world.until(NAME, settled, "it serves again")
+    assert await gateway.weights() == before
+
+
+async def the_pool_to_another_revision(world: World, gateway: Edge) -> None:
+    """One change of the selector, and the old revision ends after it."""
+    before = (await world.view(NAME)).status.active_revision
+    gateway.given.clear()
+    after = (await world.serve(slow_tokens(world, in_pool(POOL), another(world)))).status.active_revision
+    assert after != before
+    assert gateway.given == [{before: 100}, {after: 100}]
+    assert await selected(world, gateway) == {(await world.rank(NAME, 0))["metadata"]["name"]}
+
+
+async def to_a_pool_of_another_name(world: World, gateway: Edge) -> None:
+    """The first pool goes when the second one is taken."""
+    first, before = Edge(world, INFERENCE_POOL, POOL), await gateway.weights()
+    gateway.name = OTHER_POOL
+    await world.serve(slow_tokens(world, in_pool(OTHER_POOL), another(world)))
+    await world.poll(first.is_gone, "the first pool goes")
+    assert await gateway.weights() == before

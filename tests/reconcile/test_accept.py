@@ -126,12 +126,33 @@ def test_what_is_not_forbidden_is_allowed(spec: Obj) -> None:
     assert accepted(snapshot(spec, policy=NO_HOST)).wish is not None
 
 
+IN_A_POOL = {"inferencePool": {"name": "pool", "endpointPicker": {"name": "picker"}}}
+
+
+@pytest.mark.parametrize(
+    ("gateway", "words"),
+    [
+        (
+            {"external": IN_A_POOL, "allowedPaths": ["/v1/models"]},
+            "spec.gateway.allowedPaths does not go with",
+        ),
+        (
+            {"external": IN_A_POOL, "affinityHeader": "x-user"},
+            "spec.gateway.affinityHeader is for the managed",
+        ),
+    ],
+)
+def test_what_nobody_would_do_in_front_of_a_pool_is_refused(gateway: Obj, words: str) -> None:
+    assert accepted(snapshot({"gateway": {"external": IN_A_POOL}})).wish is not None
+    reason, said = refusal(accepted(snapshot({"gateway": gateway})))
+    assert reason is Reason.INVALID_SPEC and words in said
+
+
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
         ({"model": {**MODEL, "manifestRef": {"name": "m"}}}, "spec.model.manifestRef"),
         ({"health": {"probeSeconds": 6}}, "spec.health.probeSeconds"),
-        ({"gateway": {"external": {"inferencePool": {"name": "pool"}}}}, "spec.gateway.external"),
         ({"rollout": {"paused": True}}, "spec.rollout.paused"),
         ({"rollout": {"strategy": "RollingReplica"}}, "spec.rollout.strategy RollingReplica"),
         ({"network": {"preflight": False}}, "spec.network.preflight"),

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 import pytest
 from moe_operator.api.intent import Colour, Endpoint, Intent
-from moe_operator.reconcile.external_route import Route, next_weights, wanted_weights
+from moe_operator.reconcile.external_route import Route, all_to_one, next_weights, wanted_weights
 
 HERE = [Endpoint(address="10.0.0.1", port=8000, pod="a")]
 GOING = [HERE[0].model_copy(update={"leaving": True})]
 
 
 def route(weights: Mapping[str, int], settled_in: float = 0.0, refusal: str = "") -> Route:
-    return Route(weights, generation=1, since="", settled_in=settled_in, refusal=refusal)
+    return Route("HTTPRoute", "a", weights, generation=1, since="", settled_in=settled_in, refusal=refusal)
 
 
 @pytest.mark.parametrize(
@@ -71,3 +71,17 @@ def test_traffic_moves_to_what_is_known_and_leaves_what_is_dead_at_once(
     wanted: dict[str, int], before: Route | None, after: dict[str, int]
 ) -> None:
     assert next_weights(wanted, before) == after
+
+
+@pytest.mark.parametrize(
+    ("weights", "selected"),
+    [
+        (BLUE, BLUE),
+        (GREEN, GREEN),
+        ({"blue": 0}, BLUE),
+        ({"blue": 100, "green": 100}, BOTH),
+    ],
+    ids=["one", "the other stands by", "nobody serves", "two old ones stand by"],
+)
+def test_a_pool_always_selects_one_revision(weights: dict[str, int], selected: dict[str, int]) -> None:
+    assert all_to_one(weights) == selected

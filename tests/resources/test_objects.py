@@ -12,7 +12,7 @@ import pytest
 from moe_operator.api.intent import Colour, Endpoint, Intent
 from moe_operator.api.manifest import Manifest, ManifestFile
 from moe_operator.api.policy import CacheClass, Images, NetworkPolicies, OperatorPolicy
-from moe_operator.api.spec import HttpRouteRef, MoESpec
+from moe_operator.api.spec import HttpRouteRef, InferencePoolRef, MoESpec
 from moe_operator.gateway.cli import main as moe_gateway_agent
 from moe_operator.planning.plan import Layout
 from moe_operator.resources.engine_pod import RankSeat, engine_pod
@@ -20,6 +20,7 @@ from moe_operator.resources.gateway import gateway_objects, intent_config_map
 from moe_operator.resources.gc_job import gc_job
 from moe_operator.resources.group_service import group_service
 from moe_operator.resources.http_route import backend_service, http_route
+from moe_operator.resources.inference_pool import inference_pool
 from moe_operator.resources.manifest_config_map import (
     KEY_COMPRESSED,
     KEY_PLAIN,
@@ -154,6 +155,7 @@ SINCE = "2026-11-30T08:00:00Z"
 EDGE: Obj = {"name": "edge", "namespace": "infra", "sectionName": "https", "hostnames": ["k3.example.com"]}
 BEHIND: Obj = {**PLAIN, "gateway": {"external": {"httpRouteRef": EDGE}, "allowedPaths": ["/v1/models"]}}
 BEHIND_ROUTE = HttpRouteRef.model_validate(EDGE)
+IN_A_POOL = InferencePoolRef.model_validate({"name": "k3-pool", "endpointPicker": {"name": "k3-epp"}})
 CACHE = POLICY.cache_classes["nvme"]
 
 
@@ -185,6 +187,7 @@ OBJECTS: dict[str, Obj] = {
     "gateway-deployment-with-everything": FULL_GATEWAY["Deployment"],
     "gateway-service-with-everything": FULL_GATEWAY["Service"],
     "http-route": http_route(OWNER, spec(BEHIND), BEHIND_ROUTE, {"abcd1234": 90, "0123abcd": 10}, 7, SINCE),
+    "inference-pool": inference_pool(OWNER, IN_A_POOL, {"abcd1234": 100, "0123abcd": 0}, 7, SINCE),
     "http-route-backend": backend_service(OWNER, "abcd1234"),
     "network-policy-engine": POLICIES["k3-engine"],
     "network-policy-stager": POLICIES["k3-stager"],
@@ -218,6 +221,7 @@ def test_the_api_server_takes_it_and_applying_it_twice_changes_nothing(name: str
     api = MemoryApi(auto_collect=False)  # the owner is only a name here
     api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}})
     api.create(gateway_api.CRD)
+    api.create(gateway_api.POOL_CRD)
     first = api.apply(OBJECTS[name], manager="moe-operator")
     again = api.apply(OBJECTS[name], manager="moe-operator")
     assert first["metadata"]["resourceVersion"] == again["metadata"]["resourceVersion"]

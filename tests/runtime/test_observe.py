@@ -16,10 +16,11 @@ from moe_operator.reconcile.snapshot import (
     Snapshot,
     Wants,
 )
-from moe_operator.runtime.kube import MOE_DEPLOYMENT, NAMESPACE, ApiError
+from moe_operator.runtime.kube import INFERENCE_POOL, MOE_DEPLOYMENT, NAMESPACE, ApiError, Obj
 from moe_operator.runtime.observe import CHILD_KINDS, Observer
 from moe_operator.runtime.wakeups import Key
 
+from tests.gateway_api import published_crd
 from tests.runtime.world import World, config_map, controlled_by, deployment, memory_api, node, pod
 
 KIMI = Key("default", "kimi")
@@ -93,6 +94,26 @@ async def test_the_snapshot_holds_our_children_and_nobody_elses(bench: Bench) ->
     assert set(seen.children) == {kind.kind for kind in CHILD_KINDS}
     assert all(found == () for kind, found in seen.children.items() if kind != "ConfigMap")
     assert (seen.now, seen.last_error, seen.operator_version) == (1234.5, "503 Unavailable: away", "9")
+
+
+def pool(name: str, owner: Obj | None = None) -> Obj:
+    picker = {"name": "picker", "port": {"number": 9002}}
+    spec = {"selector": {"matchLabels": {"a": "b"}}, "targetPorts": [{"number": 8000}]}
+    meta = {"name": name, "namespace": "default"}
+    owned = {"ownerReferences": controlled_by(owner)} if owner else {}
+    kind = {"apiVersion": INFERENCE_POOL.api_version, "kind": INFERENCE_POOL.kind}
+    return {**kind, "metadata": {**meta, **owned}, "spec": {**spec, "endpointPickerRef": picker}}
+
+
+async def test_of_kinds_that_a_cluster_may_lack_the_names_of_others_are_known(bench: Bench) -> None:
+    ours, other = bench.world.add(deployment()), bench.world.add(deployment("other"))
+    bench.world.add(published_crd(INFERENCE_POOL))
+    mine = bench.world.add(pool("mine", ours))
+    bench.world.add(pool("others", other))
+    bench.world.add(pool("nobodys"))
+    seen = await bench.see()
+    assert seen.children[INFERENCE_POOL.kind] == (mine,)
+    assert seen.taken == {INFERENCE_POOL.kind: {"others", "nobodys"}}
 
 
 @pytest.fixture

@@ -241,13 +241,20 @@ class Reason(StrEnum):
     GATEWAY_READY = "GatewayReady", "Every gateway pod runs the newest configuration.", "None."
     GATEWAY_API_ABSENT = (
         "GatewayApiAbsent",
-        "spec.gateway.external asks for an HTTPRoute, and the cluster does not know that resource.",
-        "Install the CRDs of Gateway API v1, or remove spec.gateway.external.",
+        "spec.gateway.external asks for an HTTPRoute or an InferencePool, which the cluster does not know.",
+        "Install the CRDs of Gateway API v1 (InferencePool: of its inference extension, v1), or remove "
+        "spec.gateway.external.",
     )
     ROUTE_NOT_ACCEPTED = (
         "RouteNotAccepted",
-        "The Gateway of spec.gateway.external has not taken the HTTPRoute; the message has its words.",
-        "Check the Gateway's name, listener, allowed routes and hostnames.",
+        "A Gateway has not taken the HTTPRoute or InferencePool; the message has its words.",
+        "Check the Gateway's name, listener, allowed routes and hostnames; for an InferencePool, that an "
+        "HTTPRoute of yours leads to it and that its endpoint picker exists.",
+    )
+    NAME_TAKEN = (
+        "NameTaken",
+        "The object that spec.gateway.external names exists already and belongs to somebody else.",
+        "Choose another name, or delete that object.",
     )
     GATEWAY_CONFIG_REJECTED = (
         "GatewayConfigRejected",

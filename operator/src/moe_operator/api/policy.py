@@ -117,8 +117,8 @@ class NetworkPolicies(PolicyModel):
     metrics_from: list[NetworkPeer] = Field(default=[])
     """Peers that may scrape engines, stagers and gateways. Empty: nobody but the operator."""
     external_gateways_from: list[NetworkPeer] = Field(default=[])
-    """Peers that reach the engines of deployments with `spec.gateway.external`: your gateway's data plane.
-    Empty: any pod."""
+    """Peers that reach the engines of deployments with `spec.gateway.external`: your gateway's data plane,
+    and the endpoint picker of an InferencePool. Empty: any pod."""
     operator_namespace: DnsLabel = "moe-operator-system"
     """Namespace of the operator's pods."""
     operator_labels: dict[QualifiedName, LabelValue] = Field(

@@ -25,6 +25,7 @@ from moe_operator.api.spec_engine import (
 from moe_operator.api.spec_serving import (
     DEFAULT_PATHS,
     Audit,
+    EndpointPicker,
     ErrorsGate,
     External,
     Gates,
@@ -74,6 +75,7 @@ __all__ = [
     "Audit",
     "Disruption",
     "Domain",
+    "EndpointPicker",
     "EngineSpec",
     "EnvSource",
     "EnvVar",

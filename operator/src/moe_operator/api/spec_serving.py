@@ -184,11 +184,24 @@ class HttpRouteRef(ApiModel):
     """Hostnames of the route. Default: the listener's."""
 
 
+class EndpointPicker(ApiModel):
+    """Who tells a gateway which leader of an InferencePool a request goes to."""
+
+    name: DnsLabel
+    """Name of its Service, in this namespace."""
+    port: Port = 9002
+    """Port of the Service."""
+    failure_mode: Literal["FailOpen", "FailClose"] = "FailOpen"
+    """What gateways do while it does not answer: send to any leader of the pool, or to none."""
+
+
 class InferencePoolRef(ApiModel):
-    """An InferencePool (Gateway API inference extension) that selects the leaders."""
+    """The managed InferencePool (Gateway API inference extension), to which HTTPRoutes of yours lead."""
 
     name: ObjectName
-    """Name of the InferencePool, in this namespace."""
+    """Name of the InferencePool, in this namespace; nobody else's may have it."""
+    endpoint_picker: EndpointPicker
+    """Its endpoint picker, which you run; it must serve no other pool."""
 
 
 class External(ApiModel):
@@ -206,7 +219,7 @@ class External(ApiModel):
     http_route_ref: HttpRouteRef | None = None
     """Write an HTTPRoute with one weighted backend per revision."""
     inference_pool: InferencePoolRef | None = None
-    """Label the leaders for an InferencePool."""
+    """Write an InferencePool of the leaders that serve."""
 
 
 class Gateway(ApiModel):

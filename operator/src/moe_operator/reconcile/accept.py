@@ -15,7 +15,6 @@ from moe_operator.api.conditions import ConditionType, Reason
 from moe_operator.api.fields import ApiModel
 from moe_operator.api.policy import OperatorPolicy
 from moe_operator.api.spec import (
-    External,
     Gateway,
     Health,
     ModelSpec,
@@ -36,7 +35,6 @@ DEFAULT_GPUS_PER_NODE = 8  # an HGX baseboard, when neither spec, preset nor cat
 NOT_YET: dict[type[ApiModel], tuple[str, ...]] = {
     ModelSpec: ("manifest_ref", "multimodal"),
     Health: ("probe_seconds", "heartbeat_seconds", "memory_skew"),
-    External: ("inference_pool",),
     Rollout: (
         "allow_downtime",
         "promotion",
@@ -98,6 +96,8 @@ def _contradictions(spec: MoESpec) -> Iterable[str]:
         if getattr(spec.gateway, member) != getattr(plain, member):
             name = Gateway.model_fields[member].alias
             yield f"spec.gateway.{name} is for the managed gateway and does not go with spec.gateway.external"
+    if spec.gateway.external.inference_pool and spec.gateway.allowed_paths != plain.allowed_paths:
+        yield "spec.gateway.allowedPaths does not go with an InferencePool: paths are up to your HTTPRoutes"
 
 
 def _denied(spec: MoESpec, policy: OperatorPolicy) -> Iterable[str]:
@@ -149,7 +149,6 @@ def _not_yet(spec: MoESpec) -> Iterable[str]:
         ("health", spec.health),
         ("network", spec.network),
         ("placement", spec.placement),
-        *((("gateway.external", spec.gateway.external),) if spec.gateway.external else ()),
         ("rollout", spec.rollout),
     ):
         for member in NOT_YET[type(model)]:

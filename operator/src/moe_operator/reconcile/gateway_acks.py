@@ -2,7 +2,8 @@
 
 Only pods that are Ready and not on their way out count: those are the ones clients can reach. A serving pod
 that did not answer counts as one that acknowledged nothing, so nothing moves on without it. A pod on its way
-out gets no new requests, but may still have old ones running. Behind a gateway of others its route answers.
+out gets no new requests, but may still have old ones running. Behind a gateway of others its route or pool
+answers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from moe_operator.api.intent import INTENT_KEY, Ack, Intent
 from moe_operator.api.moments import elapsed
 from moe_operator.api.names import ANNOTATION_REFRESHED, COMPONENT_GATEWAY, LABEL_COMPONENT, gateway_name
 from moe_operator.reconcile.actions import Obj
-from moe_operator.reconcile.external_route import observed_route, route_ack, through_route
+from moe_operator.reconcile.external_route import observed_routes, route_ack, through_route
 from moe_operator.reconcile.snapshot import Snapshot
 from moe_operator.resources.gateway_deployment import KEYS_VOLUME
 
@@ -49,9 +50,10 @@ def serving_pods(snapshot: Snapshot) -> list[Obj]:
 
 
 def serving_acks(snapshot: Snapshot) -> list[Ack]:
-    """One answer for each gateway pod that clients can reach, or that of the route through another's."""
+    """One answer for each gateway pod that clients can reach, or those of the ways through another's."""
     if through_route(snapshot):
-        return [route_ack(snapshot, observed_intent(snapshot))]
+        intent = observed_intent(snapshot)
+        return [route_ack(snapshot, intent, route) for route in observed_routes(snapshot)]
     answers = {probe.pod: probe.ack for probe in snapshot.gateways if probe.ack}
     return [answers.get(p["metadata"]["name"], SILENT) for p in serving_pods(snapshot)]
 
@@ -59,8 +61,7 @@ def serving_acks(snapshot: Snapshot) -> list[Ack]:
 def reachable(snapshot: Snapshot) -> bool:
     """Whether requests arrive anywhere."""
     if through_route(snapshot):
-        found = observed_route(snapshot)
-        return found is not None and found.accepted
+        return any(route.accepted for route in observed_routes(snapshot))
     return bool(serving_pods(snapshot))
 
 

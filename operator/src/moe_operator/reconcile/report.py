@@ -25,7 +25,7 @@ from moe_operator.api.names import (
 from moe_operator.api.status import Condition, GatewayStatus
 from moe_operator.reconcile.actions import Event
 from moe_operator.reconcile.draft import Draft, Truth, Verdict
-from moe_operator.reconcile.external_route import observed_route, through_route
+from moe_operator.reconcile.external_route import Route, observed_routes, through_route
 from moe_operator.reconcile.gateway_acks import (
     gateway_pods,
     keys_in_force,
@@ -113,19 +113,24 @@ def _gateway(snapshot: Snapshot, draft: Draft) -> Draft:
 
 
 def _route(snapshot: Snapshot, draft: Draft) -> Draft:
-    found, kind = observed_route(snapshot), ConditionType.GATEWAY_READY
-    assert found is not None
+    found, kind = observed_routes(snapshot), ConditionType.GATEWAY_READY
     generation = draft.status.gateway.generation
-    [ack] = serving_acks(snapshot)
-    status = GatewayStatus(generation=generation, acked_generation=ack.generation)
-    draft = draft.with_status(gateway=status)
-    if found.refusal:
-        return draft.say(kind, "False", Reason.ROUTE_NOT_ACCEPTED, found.refusal).wake(LOOK_SECONDS)
-    shares = ", ".join(f"{revision} {weight}" for revision, weight in sorted(found.weights.items()))
-    if ack.generation < generation:
-        said = f"weights {shares} are on their way to the gateway: {found.settled_in:.0f} s to settle"
-        return draft.say(kind, "False", Reason.GATEWAY_STARTING, said).wake(found.settled_in + LOOK_SECONDS)
-    return draft.say(kind, "True", Reason.GATEWAY_READY, f"the HTTPRoute is accepted; weights {shares}")
+    acked = min(ack.generation for ack in serving_acks(snapshot))
+    draft = draft.with_status(gateway=GatewayStatus(generation=generation, acked_generation=acked))
+    refused = "; ".join(route.refusal for route in found if route.refusal)
+    if refused:
+        return draft.say(kind, "False", Reason.ROUTE_NOT_ACCEPTED, refused).wake(LOOK_SECONDS)
+    ways = "; ".join(map(_way, found))
+    if acked < generation:
+        settled_in = max(route.settled_in for route in found)
+        said = f"on its way to the gateway, {settled_in:.0f} s to settle: {ways}"
+        return draft.say(kind, "False", Reason.GATEWAY_STARTING, said).wake(settled_in + LOOK_SECONDS)
+    return draft.say(kind, "True", Reason.GATEWAY_READY, f"accepted: {ways}")
+
+
+def _way(route: Route) -> str:
+    shares = ", ".join(f"{revision} {weight}" for revision, weight in sorted(route.weights.items()))
+    return f"{route.kind} {route.name} with weights {shares}"
 
 
 def _who_gets_in(draft: Draft, acks: Iterable[Ack]) -> str:

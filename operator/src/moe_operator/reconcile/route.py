@@ -1,12 +1,13 @@
-"""Step 9: how requests arrive: the managed gateway's objects and its intent, or a route through another's.
+"""Step 9: how requests arrive: the managed gateway's objects and its intent, or a way through another's.
 
-Changing from one to the other keeps the old way open until the new one works: a managed gateway goes when
-the route is accepted and has settled, a route goes when every gateway pod runs the newest configuration.
+That is an HTTPRoute or an InferencePool. Changing from one to another keeps the old way open until the new
+one works: all else goes when a route or pool is accepted and has settled, a route or pool goes when every
+gateway pod runs the newest configuration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 
 from moe_operator.api.conditions import ConditionType, Reason
 from moe_operator.api.intent import Intent
@@ -19,31 +20,36 @@ from moe_operator.api.names import (
     LABEL_REVISION,
     gateway_name,
 )
-from moe_operator.api.spec import HttpRouteRef, MoESpec
+from moe_operator.api.spec import External, MoESpec
 from moe_operator.reconcile.actions import Delete, Mark, Obj, ref_of
 from moe_operator.reconcile.draft import Draft
 from moe_operator.reconcile.drift import differs, stamped
 from moe_operator.reconcile.external_route import (
-    KIND,
     ON_THE_WAY,
+    POOL,
+    ROUTE,
     SETTLE_SECONDS,
+    all_to_one,
     is_marked,
     next_weights,
-    observed_route,
+    observed_routes,
     through_route,
     wanted_weights,
+    way_objects,
 )
 from moe_operator.reconcile.gateway_acks import gateway_pods, serving_acks
 from moe_operator.reconcile.gateway_intent import wanted_intent
 from moe_operator.reconcile.isolate import gateway_spec
 from moe_operator.reconcile.snapshot import Snapshot
 from moe_operator.resources.gateway import gateway_objects, intent_config_map
-from moe_operator.resources.http_route import SERVING, backend_service, http_route
+from moe_operator.resources.http_route import GATEWAY_API, SERVING, backend_service, http_route
+from moe_operator.resources.inference_pool import INFERENCE_API, inference_pool
 from moe_operator.resources.ownership import Owner, pod_mark
 
 MANAGED_KINDS = (
     "Deployment", "Service", "PodDisruptionBudget", "RoleBinding", "Role", "ServiceAccount",
 )  # fmt: skip
+API_OF = {ROUTE: GATEWAY_API, POOL: INFERENCE_API}
 
 
 def route(snapshot: Snapshot, draft: Draft) -> Draft:
@@ -56,7 +62,7 @@ def route(snapshot: Snapshot, draft: Draft) -> Draft:
     owner = _owner(snapshot)
     gateway = draft.status.gateway.model_copy(update={"generation": intent.generation})
     draft = _apply(snapshot, draft, [intent_config_map(owner, intent)]).with_status(gateway=gateway)
-    to = spec.gateway.external.http_route_ref if spec.gateway.external else None
+    to = spec.gateway.external
     return _external(snapshot, draft, spec, to, intent) if to else _managed(snapshot, draft, spec, intent)
 
 
@@ -74,13 +80,13 @@ def _apply(snapshot: Snapshot, draft: Draft, objects: Iterable[Obj]) -> Draft:
 
 def _managed(snapshot: Snapshot, draft: Draft, spec: MoESpec, intent: Intent) -> Draft:
     draft = _apply(snapshot, draft, gateway_objects(_owner(snapshot), spec, snapshot.policy))
-    there = snapshot.child(KIND, gateway_name(snapshot.name))
-    if there is None:
+    there = [*way_objects(snapshot), *_backends(snapshot)]
+    if not there:
         return _marked(snapshot, draft, set())
     acks = [] if through_route(snapshot) else serving_acks(snapshot)
     if not acks or any(ack.generation < intent.generation for ack in acks):
         return draft
-    return _without(draft, [there, *_backends(snapshot)], "the managed gateway has taken over")
+    return _without(draft, there, "the managed gateway has taken over")
 
 
 def _refresh_keys(snapshot: Snapshot, draft: Draft) -> Draft:
@@ -103,27 +109,52 @@ def _refresh_keys(snapshot: Snapshot, draft: Draft) -> Draft:
 # A gateway of others
 
 
-def _external(snapshot: Snapshot, draft: Draft, spec: MoESpec, to: HttpRouteRef, intent: Intent) -> Draft:
-    if KIND not in snapshot.children:
-        said = "the API server does not serve gateway.networking.k8s.io/v1 HTTPRoutes"
-        draft = draft.stalled(Reason.GATEWAY_API_ABSENT, said)
-        return draft.say(ConditionType.GATEWAY_READY, "False", Reason.GATEWAY_API_ABSENT, said)
-    before, owner = observed_route(snapshot), _owner(snapshot)
+def _external(snapshot: Snapshot, draft: Draft, spec: MoESpec, to: External, intent: Intent) -> Draft:
+    kind, name = _way(snapshot, to)
+    obstacle = _obstacle(snapshot, kind, name)
+    if obstacle:
+        draft = draft.stalled(*obstacle).wake(SETTLE_SECONDS)
+        return draft.say(ConditionType.GATEWAY_READY, "False", *obstacle)
+    before = next((r for r in observed_routes(snapshot) if (r.kind, r.name) == (kind, name)), None)
     wanted = wanted_weights(intent, draft.status.active_revision or draft.status.target_revision)
+    wanted = all_to_one(wanted) if kind == POOL else wanted
     weights = next_weights(wanted, before)
     same = before is not None and before.weights == weights
     since = (before.since if before and same else "") or moment(snapshot.now)
     generation = intent.generation if weights == wanted else ON_THE_WAY
     draft = _marked(snapshot, draft, {e.pod for c in intent.colours for e in c.endpoints if not e.leaving})
-    backends = [backend_service(owner, revision) for revision in sorted(weights)]
-    draft = _apply(snapshot, draft, [*backends, http_route(owner, spec, to, weights, generation, since)])
+    owner = _owner(snapshot)
+    draft = _apply(snapshot, draft, _way_objects(owner, spec, to, weights, generation, since))
     managed = list(_managed_objects(snapshot))
     if before and same and before.known:
-        return _without(
-            draft, [*managed, *_backends(snapshot, weights)], "no request comes this way any more"
-        )
+        others = [o for o in way_objects(snapshot) if (o["kind"], o["metadata"]["name"]) != (kind, name)]
+        backends = _backends(snapshot, weights if kind == ROUTE else ())
+        return _without(draft, [*managed, *others, *backends], "no request comes this way any more")
     draft = draft.wake(before.settled_in if before and same else SETTLE_SECONDS)
     return _apply(snapshot, draft, gateway_objects(owner, spec, snapshot.policy)) if managed else draft
+
+
+def _way(snapshot: Snapshot, to: External) -> tuple[str, str]:
+    """Kind and name of what leads to the engines."""
+    return (POOL, to.inference_pool.name) if to.inference_pool else (ROUTE, gateway_name(snapshot.name))
+
+
+def _obstacle(snapshot: Snapshot, kind: str, name: str) -> tuple[Reason, str] | None:
+    if kind not in snapshot.children:
+        return Reason.GATEWAY_API_ABSENT, f"the API server does not serve {API_OF[kind]}/v1 {kind}s"
+    if name in snapshot.taken.get(kind, ()):
+        return Reason.NAME_TAKEN, f"{kind} {name} exists and does not belong to this deployment"
+    return None
+
+
+def _way_objects(
+    owner: Owner, spec: MoESpec, to: External, weights: Mapping[str, int], generation: int, since: str
+) -> Iterable[Obj]:
+    if to.inference_pool:
+        yield inference_pool(owner, to.inference_pool, weights, generation, since)
+    if to.http_route_ref:
+        yield from (backend_service(owner, revision) for revision in sorted(weights))
+        yield http_route(owner, spec, to.http_route_ref, weights, generation, since)
 
 
 def _without(draft: Draft, objects: Iterable[Obj], why: str) -> Draft:

@@ -82,6 +82,8 @@ class Snapshot:
     pods: tuple[Obj, ...] = ()  # every pod that carries the deployment label
     # kind → objects with the label; a kind that the API server does not serve is not in it
     children: Mapping[str, tuple[Obj, ...]] = field(default_factory=dict)
+    # kind → names that other people's objects have, for kinds that a cluster may lack
+    taken: Mapping[str, frozenset[str]] = field(default_factory=dict)
     namespace_terminating: bool = False
     cluster: Cluster | None = None
     fleet: Fleet | None = None

@@ -33,6 +33,12 @@ SERVING = {LABEL_SERVING: "true"}
 NO_LIMIT = "0s"  # gateways have limits of their own otherwise, 15 s for example, that cut streams
 
 
+def serving_leaders(owner: Owner, revision: str) -> dict[str, str]:
+    """Labels by which a gateway of others finds the leaders of one revision that it may send to."""
+    leaders = {LABEL_DEPLOYMENT: label_value(owner.name), LABEL_REVISION: revision, LABEL_ROLE: ROLE_LEADER}
+    return {**leaders, **SERVING}
+
+
 def backend_name(deployment: str, revision: str) -> str:
     """Service of the serving leaders of one revision."""
     return bounded(deployment, revision)
@@ -40,7 +46,6 @@ def backend_name(deployment: str, revision: str) -> str:
 
 def backend_service(owner: Owner, revision: str) -> Obj:
     """Build the Service of one revision."""
-    leaders = {LABEL_DEPLOYMENT: label_value(owner.name), LABEL_REVISION: revision, LABEL_ROLE: ROLE_LEADER}
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -49,7 +54,7 @@ def backend_service(owner: Owner, revision: str) -> Obj:
         ),
         "spec": {
             "type": "ClusterIP",
-            "selector": {**leaders, **SERVING},
+            "selector": serving_leaders(owner, revision),
             "ports": [
                 {
                     "name": "http",

@@ -51,6 +51,7 @@ ROLE = Kind("rbac.authorization.k8s.io", "v1", "Role", "roles")
 ROLE_BINDING = Kind("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings")
 LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 HTTP_ROUTE = Kind("gateway.networking.k8s.io", "v1", "HTTPRoute", "httproutes")
+INFERENCE_POOL = Kind("inference.networking.k8s.io", "v1", "InferencePool", "inferencepools")
 CRD = Kind(
     "apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False
 )
@@ -58,7 +59,7 @@ CRD = Kind(
 KINDS: tuple[Kind, ...] = (
     MOE_DEPLOYMENT, POD, NODE, NAMESPACE, SERVICE, CONFIG_MAP, SECRET, SERVICE_ACCOUNT,
     PERSISTENT_VOLUME_CLAIM, EVENT, JOB, DEPLOYMENT, REPLICA_SET, CONTROLLER_REVISION,
-    POD_DISRUPTION_BUDGET, NETWORK_POLICY, ROLE, ROLE_BINDING, LEASE, HTTP_ROUTE, CRD,
+    POD_DISRUPTION_BUDGET, NETWORK_POLICY, ROLE, ROLE_BINDING, LEASE, HTTP_ROUTE, INFERENCE_POOL, CRD,
 )  # fmt: skip
 _BY_TYPE = {(k.api_version, k.kind): k for k in KINDS}
 

@@ -43,6 +43,7 @@ from moe_operator.runtime.kube import (
     DEPLOYMENT,
     EVENT,
     HTTP_ROUTE,
+    INFERENCE_POOL,
     JOB,
     MOE_DEPLOYMENT,
     NAMESPACE,
@@ -66,7 +67,7 @@ CHILD_KINDS: tuple[Kind, ...] = (
     SERVICE_ACCOUNT, ROLE, ROLE_BINDING,
 )  # fmt: skip
 
-OPTIONAL_KINDS: tuple[Kind, ...] = (HTTP_ROUTE,)  # children whose CRD a cluster may lack
+OPTIONAL_KINDS: tuple[Kind, ...] = (HTTP_ROUTE, INFERENCE_POOL)  # children whose CRD a cluster may lack
 OURS = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 STORE_JOBS = f"{OURS},{LABEL_COMPONENT} in ({COMPONENT_STAGER},{COMPONENT_COLLECTOR})"
 ENGINES = f"{OURS},{LABEL_COMPONENT}={COMPONENT_ENGINE}"
@@ -132,7 +133,7 @@ class Observer:
             self._namespace_terminating(key.namespace),
             self._list(POD, key.namespace, labels),
             *(self._list(kind, key.namespace, labels) for kind in CHILD_KINDS),
-            *(self._list_if_served(kind, key.namespace, labels) for kind in OPTIONAL_KINDS),
+            *(self._list_if_served(kind, key.namespace) for kind in OPTIONAL_KINDS),
         )
         uid = obj["metadata"]["uid"]
         snapshot = Snapshot(
@@ -143,6 +144,11 @@ class Observer:
             children={
                 kind.kind: tuple(child for child in found if _owner(child).get("uid") == uid)
                 for kind, found in zip(kinds, children, strict=True)
+                if found is not None
+            },
+            taken={
+                kind.kind: frozenset(o["metadata"]["name"] for o in found if _owner(o).get("uid") != uid)
+                for kind, found in zip(OPTIONAL_KINDS, children[len(CHILD_KINDS) :], strict=True)
                 if found is not None
             },
             namespace_terminating=terminating,
@@ -227,9 +233,10 @@ class Observer:
     ) -> tuple[Obj, ...]:
         return (await self._kube.list(kind, namespace, labels=labels, fields=fields)).items
 
-    async def _list_if_served(self, kind: Kind, namespace: str, labels: str) -> tuple[Obj, ...] | None:
+    async def _list_if_served(self, kind: Kind, namespace: str) -> tuple[Obj, ...] | None:
+        """Everybody's, since a spec may choose a child's name; None when there is no such kind."""
         try:
-            return await self._list(kind, namespace, labels)
+            return await self._list(kind, namespace)
         except ApiError as error:
             if error.not_found:
                 return None
