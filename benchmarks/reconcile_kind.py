@@ -118,19 +118,26 @@ def stateful_set(name: str, replicas: int) -> Obj:
     }
 
 
-async def seconds_to_pods(kube: AioKube, obj: Obj, labels: str, count: int) -> float:
-    """From apply until the last of ``count`` pods exists."""
-    listing = await kube.list(POD, NAMESPACE, labels=labels)
-    assert not listing.items
+async def seconds_to_pods(
+    kube: AioKube, kubectl: Kubectl, obj: Obj, kind: Kind, labels: str, count: int
+) -> float:
+    """From the moment that the object exists until the last of ``count`` pods does, as watches tell."""
+    pods, owners = await kube.list(POD, NAMESPACE, labels=labels), await kube.list(kind, NAMESPACE)
+    assert not pods.items
+    async with asyncio.timeout(SECONDS), asyncio.TaskGroup() as tasks:
+        begun = tasks.create_task(moment_of(kube, kind, "", 1, owners.resource_version))
+        ended = tasks.create_task(moment_of(kube, POD, labels, count, pods.resource_version))
+        await asyncio.to_thread(kubectl.apply, obj)
+    return ended.result() - begun.result()
+
+
+async def moment_of(kube: AioKube, kind: Kind, labels: str, count: int, since: str) -> float:
+    """When ``count`` objects have come to be."""
     seen: set[str] = set()
-    watch = kube.watch(POD, NAMESPACE, labels=labels, resource_version=listing.resource_version)
-    async with asyncio.timeout(SECONDS):
-        began = time.monotonic()
-        await kube.apply(obj, manager="kubectl")
-        async for event in watch:
-            seen.add(event.object["metadata"]["name"])
-            if len(seen) == count:
-                return time.monotonic() - began
+    async for event in kube.watch(kind, NAMESPACE, labels=labels, resource_version=since):
+        seen.add(event.object["metadata"]["name"])
+        if len(seen) == count:
+            return time.monotonic()
     raise AssertionError("a watch does not end")
 
 
@@ -161,17 +168,18 @@ def engines_of(name: str) -> str:
     return f"{LABEL_DEPLOYMENT}={name},{LABEL_COMPONENT}={COMPONENT_ENGINE}"
 
 
-async def creation(kube: AioKube, replicas: int, rounds: int) -> dict[str, float]:
+async def creation(kube: AioKube, kubectl: Kubectl, replicas: int, rounds: int) -> dict[str, float]:
     """Median seconds of both sides for ``replicas`` groups of 4, taken alternately."""
-    ours, theirs = [], []
+    sides = (
+        ("moedeployment_s", groups("ours", replicas), MOE_DEPLOYMENT, engines_of("ours")),
+        ("statefulset_s", stateful_set("theirs", 4 * replicas), STATEFUL_SET, "app=theirs"),
+    )
+    taken: dict[str, list[float]] = {side: [] for side, *_ in sides}
     for _ in range(rounds):
-        ours.append(await seconds_to_pods(kube, groups("ours", replicas), engines_of("ours"), 4 * replicas))
-        await gone(kube, MOE_DEPLOYMENT, "ours", engines_of("ours"))
-        theirs.append(
-            await seconds_to_pods(kube, stateful_set("theirs", 4 * replicas), "app=theirs", 4 * replicas)
-        )
-        await gone(kube, STATEFUL_SET, "theirs", "app=theirs")
-    return {"moedeployment_s": statistics.median(ours), "statefulset_s": statistics.median(theirs)}
+        for side, obj, kind, labels in sides:
+            taken[side].append(await seconds_to_pods(kube, kubectl, obj, kind, labels, 4 * replicas))
+            await gone(kube, kind, obj["metadata"]["name"], labels)
+    return {side: statistics.median(seconds) for side, seconds in taken.items()}
 
 
 async def healing(kube: AioKube, site: Site) -> list[float]:
@@ -267,10 +275,10 @@ async def run(site: Site, folders: Folders) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     async with prepared(site, folders) as kube:
         await lay_out_nodes(kube)
-        figures["one group of 4"] = await creation(kube, 1, ROUNDS)
+        figures["one group of 4"] = await creation(kube, kubectl, 1, ROUNDS)
         print(figures, flush=True)
         await lay_out_nodes(kube)
-        figures["50 groups of 4"] = await creation(kube, 50, 1)
+        figures["50 groups of 4"] = await creation(kube, kubectl, 50, 1)
         print(figures, flush=True)
         kubectl("delete", "nodes", "-l", f"{NODE_LABEL}=paper")
         figures["rank deleted to whole group ready, s"] = await healing(kube, site)

@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from moe_operator.api.names import LABEL_REVISION, LABEL_SERVING, gateway_name
@@ -143,9 +144,8 @@ async def behind_the_edge(world: World, gateway: Edge) -> None:
     await world.serve(slow_tokens(world))
     await whole(world)
     view = await world.serve(slow_tokens(world, BEHIND))
-    active = view.status.active_revision
-    assert await gateway.weights() == {active: 100}
-    assert (await world.pods(NAME, "gateway"), "Deployment" in await world.left(NAME)) == ([], False)
+    await world.poll(partial(is_alone, world), "the managed gateway goes when the route is taken")
+    assert await gateway.weights() == {view.status.active_revision: 100}
     route = await gateway.way()
     assert route is not None
     assert [parent["name"] for parent in route["spec"]["parentRefs"]] == [EDGE]
@@ -160,6 +160,11 @@ async def behind_the_edge(world: World, gateway: Edge) -> None:
         return await serving_addresses(world, backend["name"]) == {leader["status"]["podIP"]}
 
     await world.poll(found, "the backend is the leader that serves")
+
+
+async def is_alone(world: World) -> bool:
+    """Nothing is left of a managed gateway."""
+    return not await world.pods(NAME, "gateway") and "Deployment" not in await world.left(NAME)
 
 
 async def without_leaders(world: World, gateway: Edge) -> None:
@@ -227,11 +232,7 @@ async def test_an_inference_pool_follows_what_serves(world: World, figures: dict
 async def in_the_pool(world: World, gateway: Edge) -> None:
     """The pool leads to the leader, and nothing is left of a managed gateway."""
     view = await world.serve(slow_tokens(world, in_pool(POOL)))
-
-    async def alone() -> bool:
-        return not await world.pods(NAME, "gateway") and "Deployment" not in await world.left(NAME)
-
-    await world.poll(alone, "the managed gateway goes when the pool is taken")
+    await world.poll(partial(is_alone, world), "the managed gateway goes when the pool is taken")
     await world.until(NAME, settled, "it serves through the pool")
     assert await gateway.weights() == {view.status.active_revision: 100}
     assert await selected(world, gateway) == {(await world.rank(NAME, 0))["metadata"]["name"]}
