@@ -135,7 +135,8 @@ async def moment_of(kube: AioKube, kind: Kind, labels: str, count: int, since: s
     """When ``count`` objects have come to be."""
     seen: set[str] = set()
     async for event in kube.watch(kind, NAMESPACE, labels=labels, resource_version=since):
-        seen.add(event.object["metadata"]["name"])
+        if event.type == "ADDED":
+            seen.add(event.object["metadata"]["name"])
         if len(seen) == count:
             return time.monotonic()
     raise AssertionError("a watch does not end")
