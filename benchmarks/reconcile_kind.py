@@ -18,8 +18,9 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,14 @@ SECONDS = 240.0
 MIB = 1 << 20
 NODE_LABEL = "moe-operator.io/benchmark"
 # Lets in what asks for next to nothing: the gateways of 200 deployments would fill a laptop.
-QUOTA = {"requests.cpu": "400m"}
+QUOTA = {
+    "apiVersion": "v1",
+    "kind": "ResourceQuota",
+    "metadata": {"name": "next-to-nothing", "namespace": NAMESPACE},
+    "spec": {"hard": {"requests.cpu": "400m"}},
+}
+LEASES = "kube-node-lease"
+HEARTBEAT_SECONDS = 10.0
 
 Obj = dict[str, Any]
 
@@ -244,7 +252,7 @@ async def memory(kube: AioKube, kubectl: Kubectl, count: int) -> float:
 
 @asynccontextmanager
 async def prepared(site: Site, folders: Folders) -> AsyncIterator[AioKube]:
-    """A namespace and paper nodes for as long as it is entered."""
+    """A namespace for as long as it is entered."""
     kubectl = site.record.client
     build("kimi-k3", shared_folder.checkpoints(folders) / "kimi-k3")
     kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found")
@@ -258,16 +266,45 @@ async def prepared(site: Site, folders: Folders) -> AsyncIterator[AioKube]:
             kubectl("delete", "moed", "--all", "-n", NAMESPACE)
             kubectl("delete", "namespace", NAMESPACE, "--wait=false")
             kubectl("delete", "pv", f"checkpoints-{NAMESPACE}", "--ignore-not-found", "--wait=false")
-            kubectl("delete", "nodes", "-l", f"{NODE_LABEL}=paper")
 
 
-async def lay_out_nodes(kube: AioKube) -> None:
-    """Every paper node, freshly said to be ready."""
-    for number in range(NODES):
-        node = paper_node(number)
+@asynccontextmanager
+async def paper_nodes(kube: AioKube, kubectl: Kubectl) -> AsyncIterator[None]:
+    """Nodes that are Ready for as long as it is entered."""
+    nodes = [paper_node(number) for number in range(NODES)]
+    names = [node["metadata"]["name"] for node in nodes]
+    for node in nodes:
         await kube.apply({k: v for k, v in node.items() if k != "status"}, manager="kubectl")
-        bare = {"name": node["metadata"]["name"]}
-        await kube.apply_status({**node, "metadata": bare}, manager="kubelet")
+    await beat(kube, names)
+    for node, name in zip(nodes, names, strict=True):
+        await kube.apply_status({**node, "metadata": {"name": name}}, manager="kubelet")
+    heart = asyncio.create_task(keep_beating(kube, names))
+    try:
+        yield
+    finally:
+        heart.cancel()
+        await asyncio.gather(heart, return_exceptions=True)
+        kubectl("delete", "nodes", "-l", f"{NODE_LABEL}=paper")
+        kubectl("delete", "leases", "-n", LEASES, "-l", f"{NODE_LABEL}=paper")
+
+
+async def keep_beating(kube: AioKube, nodes: Sequence[str]) -> None:
+    while True:
+        await asyncio.sleep(HEARTBEAT_SECONDS)
+        await beat(kube, nodes)
+
+
+async def beat(kube: AioKube, nodes: Sequence[str]) -> None:
+    """What a kubelet does every ten seconds; a node without it is NotReady after 40."""
+    for node in nodes:
+        meta = {"name": node, "namespace": LEASES, "labels": {NODE_LABEL: "paper"}}
+        spec = {
+            "holderIdentity": node,
+            "leaseDurationSeconds": 40,
+            "renewTime": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
+        }
+        lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}
+        await kube.apply(lease, manager="kubelet", force=True)
 
 
 async def run(site: Site, folders: Folders) -> dict[str, Any]:
@@ -275,24 +312,18 @@ async def run(site: Site, folders: Folders) -> dict[str, Any]:
     kubectl = site.record.client
     figures: dict[str, Any] = {}
     async with prepared(site, folders) as kube:
-        await lay_out_nodes(kube)
-        figures["one group of 4"] = await creation(kube, kubectl, 1, ROUNDS)
-        print(figures, flush=True)
-        await lay_out_nodes(kube)
-        figures["50 groups of 4"] = await creation(kube, kubectl, 50, 1)
-        print(figures, flush=True)
-        kubectl("delete", "nodes", "-l", f"{NODE_LABEL}=paper")
+        async with paper_nodes(kube, kubectl):
+            figures["one group of 4"] = await creation(kube, kubectl, 1, ROUNDS)
+            print(figures, flush=True)
+            figures["50 groups of 4"] = await creation(kube, kubectl, 50, 1)
+            print(figures, flush=True)
         figures["rank deleted to whole group ready, s"] = await healing(kube, site)
         print(figures, flush=True)
-        await lay_out_nodes(kube)
-        quota = {
-            "apiVersion": "v1",
-            "kind": "ResourceQuota",
-            "metadata": {"name": "q", "namespace": NAMESPACE},
-        }
-        kubectl.apply({**quota, "spec": {"hard": QUOTA}})
-        figures["operator MiB at 10"] = await memory(kube, kubectl, 10)
-        figures["operator MiB at 200"] = await memory(kube, kubectl, 200)
+        async with paper_nodes(kube, kubectl):
+            kubectl.apply(QUOTA)
+            figures["operator MiB at 10"] = await memory(kube, kubectl, 10)
+            figures["operator MiB at 200"] = await memory(kube, kubectl, 200)
+            kubectl("delete", "moed", "--all", "-n", NAMESPACE)
     return figures
 
 

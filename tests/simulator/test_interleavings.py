@@ -97,6 +97,7 @@ class Busy(World):
         )
 
     async def operator_pass(self) -> None:
+        self.kube.dead = False
         try:
             async with asyncio.TaskGroup() as workers:
                 for key in self.deployment_keys():

@@ -77,13 +77,17 @@ def _write(verb: str, first: Obj | Kind, *rest: Any) -> Write:
 
 @dataclass
 class CountedKube:
-    """The operator's client: counts writes, and ends the process before or after a chosen one."""
+    """The operator's client: counts writes, and ends the process before or after a chosen one.
+
+    A process that has ended writes nothing more, until it lives again.
+    """
 
     inner: MemoryKube
     writes: int = 0
     log: list[Write] = field(default_factory=list)
     kill_before: int | None = None
     kill_after: int | None = None
+    dead: bool = False
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -94,13 +98,14 @@ class CountedKube:
     def _counted(self, verb: str, call: Callable[..., Any]) -> Callable[..., Any]:
         async def write(*args: Any, **kwargs: Any) -> Any:
             if self.writes == self.kill_before:
-                self.kill_before = None
+                self.kill_before, self.dead = None, True
+            if self.dead:
                 raise Killed
             self.writes += 1
             self.log.append(_write(verb, *args))
             answer = await call(*args, **kwargs)
             if self.writes - 1 == self.kill_after:
-                self.kill_after = None
+                self.kill_after, self.dead = None, True
                 raise Killed
             return answer
 
@@ -169,6 +174,7 @@ class World:
         return [Key(*stored.key) for stored in self.api.select(MOE_DEPLOYMENT)]
 
     async def operator_pass(self) -> None:
+        self.kube.dead = False
         for key in self.deployment_keys():
             for _ in range(10):
                 outcome = await self.reconcile(key)

@@ -1,7 +1,8 @@
 """What a decision asks the executor to do, as values.
 
-The executor runs actions in order and stops at the first error. An *irreversible* action ends the pass:
-whatever should follow it is decided again from what is then true. Objects are plain Kubernetes dicts.
+The executor runs actions in order, what is applied in a row together, and stops at the first error. An
+*irreversible* action ends the pass: whatever should follow it is decided again from what is then true.
+Objects are plain Kubernetes dicts.
 """
 
 from __future__ import annotations

@@ -1,16 +1,24 @@
-"""Carries out a decision: status first, then events, then actions in order.
+"""Carries out a decision: status first, then events and actions, step by step.
 
-Invariants: nothing is written when nothing changed; the first error ends the pass and so does an
-irreversible action; every write of the MoEDeployment itself carries the resourceVersion the decision was
-made from (or the one our own status write returned), every delete the uid and resourceVersion it saw.
+What is applied in a row makes two steps: what others read (records, configuration, Services, policies), then
+what runs (Pods, Jobs, Deployments). The writes of a step are under way together, because a group of four
+pods has twenty of them. Whatever part of a step a crash leaves undone is found undone by the next pass.
+
+Invariants: nothing is written when nothing changed; after the first error no write begins, and an
+irreversible action ends the pass; every write of the MoEDeployment itself carries the resourceVersion the
+decision was made from (or the one our own status write returned), every delete the uid and resourceVersion
+it saw.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
+from itertools import groupby
 
 from moe_operator.api.names import (
     API_VERSION,
@@ -30,6 +38,7 @@ from moe_operator.reconcile.actions import (
     Delete,
     Event,
     Mark,
+    Ref,
     RemoveFinalizer,
 )
 from moe_operator.reconcile.snapshot import Snapshot
@@ -37,6 +46,8 @@ from moe_operator.runtime.kube import EVENT as EVENT_KIND
 from moe_operator.runtime.kube import KINDS, MOE_DEPLOYMENT, ApiError, JsonPatch, Kind, Kube, Obj
 
 KIND_BY_NAME: dict[str, Kind] = {kind.kind: kind for kind in KINDS}
+RUNNING = frozenset({"Pod", "Job", "Deployment"})  # what reads the rest
+AT_ONCE = 16  # writes; beyond that an API server of modest size answers none of them sooner
 EVENT_MESSAGE_MAX = 1024  # bytes the API server accepts in an Event
 log = logging.getLogger(__name__)
 
@@ -77,15 +88,15 @@ class Executor:
         try:
             if decision.status is not None and decision.status != (snapshot.object.get("status") or {}):
                 await run.write_status(decision.status)
-            for event in decision.events:
-                await self._post(snapshot, event)
-            for action in decision.actions:
-                await run.act(action)
-                if action.irreversible:
-                    return Outcome(run.writes, wake_after=0.0)
+            telling = [partial(self._post, snapshot, event) for event in decision.events]
+            ended = False
+            for step in steps(decision.actions):
+                await at_once([*telling, *(partial(run.act, action) for action in step)])
+                telling, ended = [], step[-1].irreversible
+            await at_once(telling)
         except ApiError as error:
             return Outcome(run.writes, decision.wake_after, error)
-        return Outcome(run.writes, decision.wake_after)
+        return Outcome(run.writes, 0.0 if ended else decision.wake_after)
 
     async def _post(self, snapshot: Snapshot, event: Event) -> None:
         """Events are for people: one that cannot be posted is logged and never stops a pass."""
@@ -95,6 +106,47 @@ class Executor:
         except ApiError as error:
             if error.reason != "AlreadyExists":
                 log.warning("event not posted", extra={"reason": event.reason, "error": str(error)})
+
+
+def steps(actions: Iterable[Action]) -> Iterator[Sequence[Action]]:
+    """Actions that may be under way together, up to the first irreversible one."""
+    for applying, row in groupby(actions, key=lambda action: isinstance(action, Apply)):
+        if applying:
+            there, running = partitioned(row)
+            yield from (part for part in (there, running) if part)
+            continue
+        for action in row:
+            yield (action,)
+            if action.irreversible:
+                return
+
+
+def partitioned(applies: Iterable[Action]) -> tuple[list[Action], list[Action]]:
+    """What others read, and what runs."""
+    there: list[Action] = []
+    running: list[Action] = []
+    for action in applies:
+        runs = isinstance(action, Apply) and action.object["kind"] in RUNNING
+        (running if runs else there).append(action)
+    return there, running
+
+
+async def at_once(calls: Iterable[Callable[[], Awaitable[None]]]) -> None:
+    """Make the calls, :data:`AT_ONCE` at a time; after a failure none begins, and the first one is raised."""
+    waiting, failures = iter(calls), list[ApiError]()
+
+    async def worker() -> None:
+        for call in waiting:
+            if failures:
+                return
+            try:
+                await call()
+            except ApiError as error:
+                failures.append(error)
+
+    await asyncio.gather(*(worker() for _ in range(AT_ONCE)))
+    if failures:
+        raise failures[0]
 
 
 class _Pass:
@@ -141,20 +193,23 @@ class _Pass:
                 await self._patch_finalizers(self._removed())
 
     async def _delete(self, action: Delete) -> None:
-        for ref in action.refs:
-            try:
-                await self._kube.delete(
-                    KIND_BY_NAME[ref.kind],
-                    ref.namespace,
-                    ref.name,
-                    uid=ref.uid or None,
-                    resource_version=ref.resource_version or None,
-                    grace_seconds=action.grace_seconds,
-                )
-                self.writes += 1
-            except ApiError as error:
-                if not error.not_found:
-                    raise
+        await at_once(partial(self._delete_one, ref, action.grace_seconds) for ref in action.refs)
+
+    async def _delete_one(self, ref: Ref, grace_seconds: int | None) -> None:
+        try:
+            await self._kube.delete(
+                KIND_BY_NAME[ref.kind],
+                ref.namespace,
+                ref.name,
+                uid=ref.uid or None,
+                resource_version=ref.resource_version or None,
+                grace_seconds=grace_seconds,
+            )
+        except ApiError as error:
+            if not error.not_found:
+                raise
+        else:
+            self.writes += 1
 
     def _added(self) -> JsonPatch:
         finalizers = self._object["metadata"].get("finalizers") or []
