@@ -1,4 +1,4 @@
-"""Step 9: how requests arrive: the managed gateway's objects and its intent, or a route through another's.
+"""Step 10: how requests arrive: the managed gateway's objects and its intent, or a route through another's.
 
 Changing from one to the other keeps the old way open until the new one works: a managed gateway goes when
 the route is accepted and has settled, a route goes when every gateway pod runs the newest configuration.
