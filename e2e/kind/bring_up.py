@@ -42,10 +42,14 @@ def bring_up(folders: Folders, progress: Progress, *, bootstrap: bool) -> Site:
     return site
 
 
+def cluster_spec(folders: Folders) -> ClusterSpec:
+    """Four nodes of eight H20 that see the shared folder."""
+    return ClusterSpec(topology.load("h20"), (shared_folder.mount(folders),))
+
+
 def cluster_with_images(folders: Folders, progress: Progress, *, bootstrap: bool) -> Site:
     """The cluster with every image in its nodes, and no operator yet."""
-    spec = ClusterSpec(topology.load("h20"), (shared_folder.mount(folders),))
-    record = lifecycle.up(spec, None, folders, progress, bootstrap=bootstrap)
+    record = lifecycle.up(cluster_spec(folders), None, folders, progress, bootstrap=bootstrap)
     base = PULLED_BASE
     if record.source is Source.BUILD:
         base = lifecycle.python_base(folders, progress, bootstrap=bootstrap)
