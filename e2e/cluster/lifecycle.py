@@ -63,10 +63,6 @@ class Wanted:
         """The nodes' version."""
         return kubernetes_version() if self.choice.source is Source.BUILD else source.PINNED_KUBERNETES
 
-    @property
-    def size(self) -> int:
-        return 1 + len(self.spec.topology.workers())
-
 
 def prepare(
     spec: ClusterSpec, asked: Source | None, folders: Folders, progress: Progress, *, bootstrap: bool
@@ -97,7 +93,7 @@ def up(
             f"node image: {wanted.image}, from {wanted.choice.source} because {wanted.choice.because}"
         )
         record = Record.read(folders)
-        verdict = recovery.judge(wanted.digest, wanted.size, _look(record))
+        verdict = recovery.judge(wanted.digest, wanted.spec.size, _look(record))
         progress.say(f"cluster: {verdict.course}, because {verdict.because}")
         if verdict.course in {Course.REUSE, Course.REVIVE} and record:
             try:
@@ -117,6 +113,20 @@ def load(images: tuple[str, ...], only: tuple[str, ...], folders: Folders, progr
     chosen = ("--nodes", ",".join(only)) if only else ()
     with progress.step(f"loading {', '.join(images)}"):
         run(record.kind, "load", "docker-image", *images, "--name", CLUSTER, *chosen)
+
+
+def start_again(spec: ClusterSpec, names: tuple[str, ...], folders: Folders, progress: Progress) -> None:
+    """Start nodes that were stopped and give the cluster its network and its devices back.
+
+    Raises NotInTime or CommandFailed; unlike ``up`` it never makes another cluster instead.
+    """
+    record = Record.read(folders)
+    if not record:
+        raise CannotContinue("there is no cluster: run `up` first")
+    with _alone(folders, progress):
+        since = nodes.now()
+        containers.set_going(names, ())
+        _settle(spec, record, REVIVE_SECONDS, progress, since)
 
 
 def down(folders: Folders, progress: Progress, *, purge: bool) -> None:
@@ -217,7 +227,7 @@ def _bring_back(
     since = nodes.now() if verdict.course is Course.REVIVE else None
     containers.set_going(verdict.start, verdict.unpause)
     with progress.step("looking after the nodes"):
-        _settle(wanted, record, REVIVE_SECONDS, progress, since)
+        _settle(wanted.spec, record, REVIVE_SECONDS, progress, since)
     _say_how_to_use(record, folders, progress)
     return record
 
@@ -231,7 +241,7 @@ def _make(wanted: Wanted, folders: Folders, progress: Progress, *, bootstrap: bo
     config.parent.mkdir(parents=True, exist_ok=True)
     config.write_text(wanted.kind_config)
     shutil.copyfile(kind_config.AUDIT_POLICY, folders.audit_policy)
-    with progress.step(f"creating {wanted.size} nodes"):
+    with progress.step(f"creating {wanted.spec.size} nodes"):
         run_logged(
             clients.kind, "create", "cluster", "--config", config, "--image", wanted.image,
             "--kubeconfig", folders.kubeconfig, log=folders.logs / "kind-create.log",
@@ -246,7 +256,7 @@ def _make(wanted: Wanted, folders: Folders, progress: Progress, *, bootstrap: bo
         helm=str(clients.helm),
     )
     with progress.step("wiring, waiting for Ready, labelling"):
-        _settle(wanted, record, READY_SECONDS, progress, None)
+        _settle(wanted.spec, record, READY_SECONDS, progress, None)
     programs.link(clients, folders.bin)
     record.write(folders)
     _say_how_to_use(record, folders, progress)
@@ -254,15 +264,15 @@ def _make(wanted: Wanted, folders: Folders, progress: Progress, *, bootstrap: bo
 
 
 def _settle(
-    wanted: Wanted, record: Record, seconds: float, progress: Progress, since: datetime | None
+    spec: ClusterSpec, record: Record, seconds: float, progress: Progress, since: datetime | None
 ) -> None:
     """Bring running containers to a cluster that can be used; doing it again changes nothing."""
     kubectl = record.client
-    if wanted.choice.source is Source.BUILD:
-        nodes.wire(kubectl, wanted.size, seconds)
-    listed = nodes.wait_until_ready(kubectl, wanted.size, seconds, since)
-    if patched := nodes.pretend_gpus(kubectl, wanted.spec.topology, listed):
-        progress.say(f"  gave {patched} workers their GPUs ({wanted.spec.topology.name})")
+    if record.source is Source.BUILD:
+        nodes.wire(kubectl, spec.size, seconds)
+    listed = nodes.wait_until_ready(kubectl, spec.size, seconds, since)
+    if patched := nodes.pretend_gpus(kubectl, spec.topology, listed):
+        progress.say(f"  gave {patched} workers their GPUs ({spec.topology.name})")
     nodes.wait_until_useful(kubectl, f"{CLUSTER}-worker", seconds)
 
 

@@ -42,6 +42,11 @@ class ClusterSpec:
     topology: Topology
     mounts: tuple[Mount, ...] = ()
 
+    @property
+    def size(self) -> int:
+        """Nodes, the control plane among them."""
+        return 1 + len(self.topology.workers())
+
     def digest(self, **made_from: str) -> str:
         """Identity of a cluster of this spec and of everything else that it is made from."""
         topology = self.topology.model_dump_json()

@@ -32,7 +32,7 @@ class Site:
 
 def prepare(folders: Folders, progress: Progress, *, bootstrap: bool) -> None:
     """All that takes long, without a cluster: the nodes' image, the programs, the product's images."""
-    source = lifecycle.prepare(_spec(folders), None, folders, progress, bootstrap=bootstrap)
+    source = lifecycle.prepare(cluster_spec(folders), None, folders, progress, bootstrap=bootstrap)
     _images(source, folders, progress, bootstrap=bootstrap)
 
 
@@ -48,17 +48,18 @@ def bring_up(folders: Folders, progress: Progress, *, bootstrap: bool) -> Site:
     return site
 
 
+def cluster_spec(folders: Folders) -> ClusterSpec:
+    """Four nodes of eight H20 that see the shared folder."""
+    return ClusterSpec(topology.load("h20"), (shared_folder.mount(folders),))
+
+
 def cluster_with_images(folders: Folders, progress: Progress, *, bootstrap: bool) -> Site:
     """The cluster with every image in its nodes, and no operator yet."""
-    record = lifecycle.up(_spec(folders), None, folders, progress, bootstrap=bootstrap)
+    record = lifecycle.up(cluster_spec(folders), None, folders, progress, bootstrap=bootstrap)
     images = _images(record.source, folders, progress, bootstrap=bootstrap)
     stubs = [build_stub_of(images, version) for version in STUB_VERSIONS]
     load_missing((images.operator, images.envoy, *stubs), folders, progress)
     return Site(record, images, Release(record))
-
-
-def _spec(folders: Folders) -> ClusterSpec:
-    return ClusterSpec(topology.load("h20"), (shared_folder.mount(folders),))
 
 
 def _images(source: Source, folders: Folders, progress: Progress, *, bootstrap: bool) -> Images:

@@ -45,13 +45,23 @@ NODES = [
     },
 ]
 STORES = [
-    {"node": "gpu-0", "nodeUID": "u", "cacheClass": "nvme", "views": ["ab" * 32, "cd" * 32]},
+    {
+        "node": "gpu-0",
+        "nodeUID": "u",
+        "cacheClass": "nvme",
+        "views": ["ab" * 32, "cd" * 32],
+        "scrubbedAt": "2026-11-29T03:10:22Z",
+        "corrupt": ["ef" * 32],
+        "corruptBytes": 5_000_000_000,
+        "corruptAt": "2026-11-29T03:10:22Z",
+    },
     {
         "node": "gpu-2",
         "nodeUID": "v",
         "cacheClass": "nvme",
         "views": ["ab" * 32],
         "message": "STORE_UNUSABLE: gone",
+        "scrubMessage": "STORE_UNUSABLE: gone",
     },
 ]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from moe_operator.api.manifest import Manifest
-from moe_operator.api.names import COMPONENT_COLLECTOR, COMPONENT_STAGER
+from moe_operator.api.names import COMPONENT_COLLECTOR, COMPONENT_GATEWAY, COMPONENT_STAGER
 from moe_operator.resources.manifest_config_map import manifest_of
 from moe_operator.runtime.kube import CONFIG_MAP, NODE, POD
 
@@ -20,8 +20,10 @@ from e2e.scenarios.load import Load
 from e2e.scenarios.manifest import merge
 from e2e.scenarios.view import View
 from tests.e2e.deployments import deepseek, kimi_k3
+from tests.e2e.gateway_traffic import gateways
+from tests.e2e.node_power import power_off, power_on
 from tests.e2e.node_store import NodeStore, last_words
-from tests.e2e.world import World, settled
+from tests.e2e.world import World, is_ready, settled
 
 Obj = dict[str, Any]
 NAME = "deepseek-v31"
@@ -127,6 +129,70 @@ async def test_files_arrive_while_the_old_ones_serve_and_a_killed_stager_goes_on
         f"{tally.sent} requests, {tally.count('failed')} failed, {tally.count('broken')} broken; "
         f"{len(there)} of {len(wanted)} files were kept"
     )
+
+
+async def test_a_node_that_dies_in_the_middle_of_a_pull_goes_on_where_it_was(
+    world: World, checkpoints: Path, figures: dict[str, str]
+) -> None:
+    """Clients reach engines and gateways of the other nodes only, so nothing excuses a lost request."""
+    view = await served_afresh(world, blue(world))
+    first = view.status.active_revision
+    serving = set(view.nodes(first))
+    await gateways_move_to(world, serving)
+    engines = await world.uids(NAME)
+    rate = str(size_of(checkpoints / "deepseek-v3.1-next") // PULL_SECONDS)
+    async with Load(await world.url(NAME), NAME, clients=CLIENTS, max_tokens=16) as load:
+        await load.reach(CLIENTS)
+        await world.apply(green(world, bandwidthPerNode=rate))
+        victim, store = await mid_pull(world)
+        assert store.node not in serving
+        there = await asyncio.to_thread(store.blobs)
+        await power_off(store.node)
+        try:
+            await load.reach(load.tally.sent + CLIENTS)
+            assert await world.uids(NAME) == engines, "no engine of the new revision before its files"
+        finally:
+            await power_on(world, store.node)
+        view = await moved(world, NAME, first)
+        await load.reach(load.tally.sent + CLIENTS)
+        tally = await load.finish()
+    assert (tally.count("failed"), tally.count("broken")) == (0, 0), tally.complaints()
+    assert len(tally.by_revision()) == 2
+    assert store.node in view.nodes(view.status.active_revision)
+    stagers = {pod["metadata"]["uid"]: pod for pod in await world.pods(NAME, COMPONENT_STAGER)}
+    again = [p for uid, p in stagers.items() if uid != victim["metadata"]["uid"] and is_on(p, store.node)]
+    assert again, "another stager went on there"
+    now = await asyncio.to_thread(store.blobs)
+    assert {digest: now.get(digest) for digest in there} == there, "nothing of it was fetched a second time"
+    wanted = {file.sha256 for file in (await manifest(world, view)).files}
+    assert wanted - there.keys() and wanted <= now.keys()
+    figures["a node killed in the middle of its pull, under load"] = (
+        f"{tally.sent} requests, {tally.count('failed')} failed, {tally.count('broken')} broken; "
+        f"{len(there)} of {len(wanted)} files were kept"
+    )
+
+
+def is_on(pod: Obj, node: str) -> bool:
+    return bool(pod["spec"].get("nodeName") == node)
+
+
+async def gateways_move_to(world: World, nodes: set[str]) -> None:
+    """Have every gateway pod on one of these nodes, where the scheduler may have put some elsewhere."""
+    others = sorted(await workers(world) - nodes)
+    await world.kubectl_soon("cordon", *others)
+    try:
+        for pod in await gateways(world):
+            if pod["spec"]["nodeName"] in others:
+                await world.kube.delete(POD, world.namespace, pod["metadata"]["name"])
+
+        async def all_there() -> bool:
+            pods = await world.pods(NAME, COMPONENT_GATEWAY)
+            there = [pod for pod in pods if is_ready(pod) and pod["spec"]["nodeName"] in nodes]
+            return len(there) == len(pods) == 2
+
+        await world.poll(all_there, f"both gateway pods serve on {sorted(nodes)}")
+    finally:
+        await world.kubectl_soon("uncordon", *others)
 
 
 async def mid_pull(world: World) -> tuple[Obj, NodeStore]:

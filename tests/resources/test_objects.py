@@ -34,6 +34,7 @@ from moe_operator.resources.ownership import Owner
 from moe_operator.resources.peers import peers_config, seeder_pod
 from moe_operator.resources.resolver_job import resolver_job
 from moe_operator.resources.revision_record import revision_record
+from moe_operator.resources.scrub_job import scrub_job
 from moe_operator.resources.staging_job import Pull, staging_job
 from moe_operator.rollout.revision import NodeFiles, Revision, recorded
 from moe_operator.sandbox.api import MemoryApi
@@ -206,6 +207,7 @@ OBJECTS: dict[str, Obj] = {
     "seeder-pod": seeder_pod(OWNER, spec(PLAIN), POLICY, "k3-seed-1", "node-0"),
     "peers-config": peers_config(OWNER, "0123456789abcdef"),
     "gc-job": gc_job(OWNER, POLICY, CACHE, "k3-gc-1", "node-0", {"b" * 64, "a" * 64}),
+    "scrub-job": scrub_job(OWNER, spec(PLAIN), POLICY, CACHE, "k3-scrub-1", "node-0"),
     "manifest": manifest_config_map(OWNER, "k3-manifest-1", MANIFEST),
     "revision-record": revision_record(OWNER, revision(PLAIN), 7),
 }
@@ -289,7 +291,8 @@ def test_engines_and_seeders_can_only_read_the_nodes_store() -> None:
         assert [m["readOnly"] for m in mounts if m["name"] == "store"] == [True], name
 
 
-STORE_PODS = {n: o for n, o in OBJECTS.items() if n.startswith(("staging-job", "seeder-pod", "gc-job"))}
+OF_STORES = ("staging-job", "seeder-pod", "gc-job", "scrub-job")
+STORE_PODS = {name: obj for name, obj in OBJECTS.items() if name.startswith(OF_STORES)}
 
 
 def test_every_pod_of_our_own_images_has_the_admins_pull_secrets() -> None:
@@ -299,6 +302,7 @@ def test_every_pod_of_our_own_images_has_the_admins_pull_secrets() -> None:
         resolver_job(OWNER, "k3-resolve-1", wanted.model, CACHE, policy),
         staging_job(OWNER, wanted, policy, "k3-manifest", KEY_PLAIN, pull),
         gc_job(OWNER, policy, CACHE, "k3-gc-1", "node-0", set()),
+        scrub_job(OWNER, wanted, policy, CACHE, "k3-scrub-1", "node-0"),
         seeder_pod(OWNER, wanted, policy, "k3-seed-1", "node-0"),
         engine_pod(
             OWNER, revision(PLAIN), RankSeat(0, 0, "node-0", 4, NodeFiles("v" * 8)), policy, "m", KEY_PLAIN
@@ -306,7 +310,7 @@ def test_every_pod_of_our_own_images_has_the_admins_pull_secrets() -> None:
         *gateway_objects(OWNER, wanted, policy),
     ]
     pods = [o["spec"].get("template", o)["spec"] for o in made if o["kind"] in {"Job", "Pod", "Deployment"}]
-    assert [pod["imagePullSecrets"] for pod in pods] == [[{"name": "mirror"}]] * 6
+    assert [pod["imagePullSecrets"] for pod in pods] == [[{"name": "mirror"}]] * 7
 
 
 @pytest.mark.parametrize("name", STORE_PODS)

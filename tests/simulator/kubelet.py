@@ -21,6 +21,7 @@ from moe_operator.api.names import (
     COMPONENT_ENGINE,
     COMPONENT_GATEWAY,
     COMPONENT_RESOLVER,
+    COMPONENT_SCRUBBER,
     COMPONENT_SEEDER,
     COMPONENT_STAGER,
     LABEL_COMPONENT,
@@ -70,6 +71,7 @@ class SimulatedKubelet:
     dead: set[str] = field(default_factory=set)  # nodes whose kubelet says and does nothing any more
     lingering: set[str] = field(default_factory=set)  # pods that use their grace period to the full
     slow: dict[str, float] = field(default_factory=dict)  # node → seconds that its staging takes
+    scrub_seconds: float = 2.0  # how long it takes to read one store
     seeders_boot: bool = True  # whether seeders ever get ready
     stored: dict[str, Obj] = field(default_factory=dict)  # pod uid → how its work on the store ended
     gateway_boots: bool = True  # whether gateway pods ever get ready
@@ -136,6 +138,8 @@ class SimulatedKubelet:
                 )
             case str(component) if component == COMPONENT_COLLECTOR:
                 self._collector(pod, age)
+            case str(component) if component == COMPONENT_SCRUBBER:
+                self._scrubber(pod, age)
 
     def _engine(self, pod: Obj, pods: list[Obj], age: float) -> None:
         node, engine = pod["spec"]["nodeName"], pod["spec"]["containers"][0]
@@ -178,6 +182,12 @@ class SimulatedKubelet:
         else:
             self._end(pod, "gc", self._once(pod, lambda: self.stores.free(pod, keep)))
 
+    def _scrubber(self, pod: Obj, age: float) -> None:
+        if age < self.scrub_seconds:
+            self._write(pod, "Running", [running("scrub")])
+        else:
+            self._end(pod, "scrub", self._once(pod, lambda: self.stores.scrub(pod)))
+
     def _end(self, pod: Obj, container: str, words: Obj) -> None:
         code = words["code"]
         last = ended(container, code, json.dumps(words), self.api.now())
@@ -188,6 +198,7 @@ class SimulatedKubelet:
         container = (pod["spec"].get("initContainers") or pod["spec"]["containers"])[0]
         source = values_of(container["args"], "--source")[0]
         failure = self.stage_failures.get(pod["spec"]["nodeName"]) or self.altered.get(source)
+        failure = failure if pod["metadata"]["uid"] not in self.stored else None  # it ended well before
         return failure or self._once(pod, lambda: self._pulled(pod, container))
 
     def _pulled(self, pod: Obj, container: Obj, share: float = 1.0) -> Obj:

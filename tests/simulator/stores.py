@@ -22,6 +22,8 @@ Obj = dict[str, Any]
 class Disk:
     blobs: dict[str, int] = field(default_factory=dict)  # sha256 → size
     views: dict[str, set[str]] = field(default_factory=dict)  # digest → blobs
+    rotten: set[str] = field(default_factory=set)  # blobs whose bytes the disk has altered
+    aside: dict[str, int] = field(default_factory=dict)  # blobs that a scrub put away → size
 
     @property
     def used(self) -> int:
@@ -37,6 +39,7 @@ class NodeStores:
     origin: Counter[str] = field(default_factory=Counter)  # source → bytes that were read from it
     from_peers: int = 0
     late: list[str] = field(default_factory=list)  # engine pods whose own stager had to pull
+    scrubbed: list[tuple[str, str]] = field(default_factory=list)  # node that was read, and when
     fetched: dict[str, list[int]] = field(default_factory=dict)  # pod UID → bytes it got, those from peers
 
     def disk(self, node: str) -> Disk:
@@ -94,6 +97,27 @@ class NodeStores:
         needed = {sha for blobs in disk.views.values() for sha in blobs}
         disk.blobs = {sha: size for sha, size in disk.blobs.items() if sha in needed}
         return {"code": 0, "reason": "OK"}
+
+    def scrub(self, pod: Obj) -> Obj:
+        """What ``moestage scrub`` leaves in its termination log."""
+        node = pod["spec"]["nodeName"]
+        if node in self.unmounted:
+            return {"code": 21, "reason": "STORE_UNUSABLE", "message": "no STORE_ID: is the disk mounted?"}
+        self.scrubbed.append((node, self.api.now()))
+        disk = self.disk(node)
+        disk.aside |= {sha: disk.blobs.pop(sha) for sha in disk.rotten & disk.blobs.keys()}
+        disk.rotten.clear()
+        needed = {sha for blobs in disk.views.values() for sha in blobs}
+        corrupt = {sha: size for sha, size in disk.aside.items() if sha in needed - disk.blobs.keys()}
+        if not corrupt:
+            return {"code": 0, "reason": "OK"}
+        return {
+            "code": 30,
+            "reason": "CHECKSUM_MISMATCH",
+            "message": f"{len(corrupt)} blobs are corrupt",
+            "corrupt": sorted(corrupt),
+            "bytesCorrupt": sum(corrupt.values()),
+        }
 
     def _wanted(self, pod: Obj, args: list[str]) -> tuple[Manifest, list[ManifestFile]]:
         volume = next(v for v in pod["spec"]["volumes"] if v["name"] == "manifest")

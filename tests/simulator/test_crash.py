@@ -103,6 +103,20 @@ def has_recovered(world: World) -> bool:
     return is_stable(world) and group.get("incarnation") == 1
 
 
+async def a_disk_alters_a_file(world: World) -> None:
+    """It is found when the node is read again, a week later, and fetched from the other node."""
+    disk = world.kubelet.stores.disk("h20-1")
+    disk.rotten |= set(disk.blobs)
+    world.now += 7 * 24 * 3600.0
+
+
+def is_read_and_mended(world: World) -> bool:
+    disks = [world.kubelet.stores.disk(node) for node in ("h20-0", "h20-1")]
+    rows = world.status("k3")["stores"]
+    recorded = all("scrubbedAt" in row and "corruptAt" not in row for row in rows)
+    return recorded and bool(disks[1].aside) and all(disk.blobs for disk in disks) and is_stable(world)
+
+
 async def delete(world: World) -> None:
     await world.user.delete(MOE_DEPLOYMENT, "default", "k3")
 
@@ -124,6 +138,7 @@ SCENARIOS: dict[str, Scenario] = {
         ),
     ),
     "lose_a_rank": (serving, (Act(lose_a_rank, has_recovered),)),
+    "scrub": (serving, (Act(a_disk_alters_a_file, is_read_and_mended),)),
     "delete": (serving, (Act(delete, is_gone),)),
 }
 

@@ -12,6 +12,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from itertools import filterfalse
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, example, given, settings
@@ -119,14 +120,19 @@ class Busy(World):
         self.no_file_is_freed_under_an_engine()
 
     def nodes_take_turns(self) -> None:
-        """One pull from the source at a time over all deployments; a store is filled or freed, never both."""
+        """One pull from the source at a time over all deployments; a store is filled or freed, never both.
+
+        And by one scrubber at a time, which an operator that is killed may leave beside them for a moment.
+        """
         jobs = [
             j for j in self.api.list(JOB).items if "moe-operator.io/node" in annotations(j) and not is_over(j)
         ]
         pulls = [j for j in jobs if "moe-operator.io/source-host" in annotations(j)]
         assert sum("moe-operator.io/from-peers" not in annotations(j) for j in pulls) <= 1
+        read = [annotations(j)["moe-operator.io/node"] for j in jobs if is_scrubber(j)]
+        assert len(read) == len(set(read)), "two read the same store"
         by_node: dict[str, set[bool]] = {}
-        for job in jobs:
+        for job in filterfalse(is_scrubber, jobs):
             by_node.setdefault(annotations(job)["moe-operator.io/node"], set()).add(job in pulls)
         assert all(len(kinds) == 1 for kinds in by_node.values()), "filled and freed at the same time"
 
@@ -163,6 +169,10 @@ class Busy(World):
 
 def annotations(obj: Obj) -> Obj:
     return dict(obj["metadata"].get("annotations") or {})
+
+
+def is_scrubber(job: Obj) -> bool:
+    return bool(job["metadata"]["labels"]["app.kubernetes.io/component"] == "scrubber")
 
 
 def is_over(job: Obj) -> bool:
@@ -244,9 +254,17 @@ async def time_passes(world: Busy, rng: random.Random) -> None:
         await world.step()
 
 
+async def a_disk_alters_a_file(world: Busy, rng: random.Random) -> None:
+    """And it is time to read the disks again."""
+    disk = world.kubelet.stores.disk(f"h20-{rng.randrange(4)}")
+    disk.rotten |= set(disk.blobs)
+    world.now += 7 * 24 * 3600.0
+
+
 HAPPENINGS: tuple[Happening, ...] = (
     create_or_edit, create_or_edit, delete, more_gpus, kill_a_rank, delete_a_pod, kill_the_operator,
     cordon_or_not, fill_or_empty_a_disk, lose_a_disk, delete_a_job, time_passes, time_passes,
+    a_disk_alters_a_file,
 )  # fmt: skip
 
 
@@ -278,12 +296,18 @@ async def quiet(world: Busy) -> None:
     await nodes.heartbeat(world.user, world.now, lambda name: "10.1.0.1")
     for number in range(4):
         await world.cordon(f"h20-{number}", False)
-    await world.until(lambda: all(world.stable(k.name) for k in world.deployment_keys()))
+    await world.until(
+        lambda: all(world.stable(k.name) and staged(world, k.name) for k in world.deployment_keys())
+    )
     await world.settle()
     owners = {p["metadata"]["labels"]["moe-operator.io/deployment"] for p in world.engine_pods()}
     assert owners == {key.name for key in world.deployment_keys()}
     for key in world.deployment_keys():
         assert len(world.engine_pods(key.name)) == SHAPES[key.name][0]
+
+
+def staged(world: Busy, name: str) -> bool:
+    return bool(world.condition(name, "WeightsStaged")["status"] == "True")
 
 
 @given(

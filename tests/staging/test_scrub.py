@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from moe_operator.api.manifest import Manifest, StageExit, view_digest
+from moe_operator.staging.collect import Rules, collect_alone
+from moe_operator.staging.failure import Stopped
 from moe_operator.staging.pace import Bucket
 from moe_operator.staging.progress import Progress
 from moe_operator.staging.scrub import scrub
@@ -78,6 +80,7 @@ def test_a_rotten_blob_is_set_aside_its_view_is_damaged_and_a_pull_mends_it(
         "blobs": len(MODEL.files), "bytes": MODEL.total, "corrupt": [DIGEST], "damagedViews": [VIEW],
     }  # fmt: skip
     assert ended.word["expected"] == DIGEST
+    assert (ended.word["corrupt"], ended.word["bytesCorrupt"]) == ([DIGEST], len(MODEL.files[SHARD]))
     assert failure(lambda: verify(store, VIEW, full=False, stop=Stop())).file == SHARD
     assert (store.root / "trash" / f"{DIGEST}.bad").exists()
 
@@ -87,6 +90,45 @@ def test_a_rotten_blob_is_set_aside_its_view_is_damaged_and_a_pull_mends_it(
     assert_published(view, MODEL)
     assert [request.path for request in server.requests] == [SHARD]
     assert stager.run("scrub", "--store", store.root).code == 0
+
+
+def test_what_a_run_found_that_was_ended_early_is_told_by_the_next_until_it_is_mended(
+    manifest: Manifest, store: Store
+) -> None:
+    rot(store)
+    meta = store.meta(DIGEST)
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"verifiedAt": 7}))  # so it comes first
+    stop, size = Stop(), len(MODEL.files[SHARD])
+    with pytest.raises(Stopped):
+        scrub(store, 0, StopsAfter(size, stop), Progress(), stop)
+    assert not store.blob(DIGEST).exists()
+
+    assert scrub(store, 3600, Bucket(0), Progress(), Stop()).corrupt == {DIGEST: size}
+    pull(manifest, store)
+    assert scrub(store, 3600, Bucket(0), Progress(), Stop()).corrupt == {}
+
+
+def test_what_lies_set_aside_and_no_view_needs_is_not_told_again(manifest: Manifest, store: Store) -> None:
+    rot(store)
+    assert scrub(store, 0, Bucket(0), Progress(), Stop()).corrupt
+    collect_alone(store, (), Rules(grace=0), Stop())
+
+    assert store.set_aside(DIGEST).exists()
+    assert scrub(store, 0, Bucket(0), Progress(), Stop()).corrupt == {}
+
+
+class StopsAfter(Bucket):
+    """Lets so many bytes pass and then asks everything to end, as a SIGTERM does."""
+
+    def __init__(self, count: int, stop: Stop) -> None:
+        super().__init__(0)
+        self._left, self._stop = count, stop
+
+    def take(self, count: int, stop: Stop) -> float:
+        self._left -= count
+        if self._left < 0:
+            self._stop.trip()
+        return super().take(count, stop)
 
 
 def test_a_blob_that_is_being_fetched_is_left_alone(manifest: Manifest, store: Store) -> None:

@@ -187,6 +187,11 @@ class Reason(StrEnum):
         "The source changed while it was being read.",
         "Pin spec.model.source to an immutable revision.",
     )
+    CORRUPTION_FOUND = (
+        "CorruptionFound",
+        "A scrub found files on a node's disk that are not what was verified; they are fetched again.",
+        "Look at the disk of the node that the message names (smartctl, dmesg); what serves goes on.",
+    )
     STAGING_FAILED = (
         "StagingFailed",
         "The stager stopped for a reason of its own.",

@@ -193,5 +193,7 @@ class TerminationMessage(_Wire):
     bytes_total: int = 0
     bytes_reused: int = 0
     bytes_from_peers: int = 0
+    corrupt: tuple[str, ...] = ()  # digests that a scrub found to be wrong, the first of them
+    bytes_corrupt: int = 0  # of all of them
     retryable: bool = False
     hint: str = ""

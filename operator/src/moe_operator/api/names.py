@@ -37,13 +37,14 @@ COMPONENT_RESOLVER = "resolver"
 COMPONENT_STAGER = "stager"  # Jobs that bring files to a node
 COMPONENT_SEEDER = "seeder"  # pods that hand a node's files on to other nodes
 COMPONENT_COLLECTOR = "collector"  # Jobs that free what a node needs no more
+COMPONENT_SCRUBBER = "scrubber"  # Jobs that read a node's files again
 ROLE_LEADER = "leader"
 ROLE_WORKER = "worker"
 
 ANNOTATION_INCARNATION = f"{GROUP}/incarnation"  # which life of its group a pod belongs to
 ANNOTATION_APPLIED = f"{GROUP}/applied"  # digest of what the operator applied last
 ANNOTATION_RETRY = f"{GROUP}/retry"
-ANNOTATION_NODE = f"{GROUP}/node"  # of a stager, seeder or collector: the node whose store it works on
+ANNOTATION_NODE = f"{GROUP}/node"  # of a stager, seeder, collector or scrubber: whose store it works on
 ANNOTATION_SOURCE_HOST = f"{GROUP}/source-host"  # of a stager: whom it pulls from
 ANNOTATION_FROM_PEERS = f"{GROUP}/from-peers"  # of a stager that finds every byte on other nodes
 ANNOTATION_KEPT = f"{GROUP}/kept-views"  # of a collector: what it was told to keep
@@ -145,6 +146,11 @@ def seeder_name(deployment: str, store: str) -> str:
 def collector_name(deployment: str, store: str, *, last: bool = False) -> str:
     """Job that frees what one store needs no more; ``last`` = for a deployment that is going."""
     return bounded(deployment, "gc-last" if last else "gc", store, limit=DNS_LABEL_MAX - 6)
+
+
+def scrubber_name(deployment: str, store: str) -> str:
+    """Job that reads one store's files again."""
+    return bounded(deployment, "scrub", store, limit=DNS_LABEL_MAX - 6)
 
 
 def peers_name(deployment: str) -> str:

@@ -53,8 +53,17 @@ class SourceLimit(PolicyModel):
     """Total of all nodes; each gets an equal share of it."""
 
 
+class Scrubbing(PolicyModel):
+    """How files are read again after they were verified: disks forget silently."""
+
+    every_hours: int = Field(default=7 * 24, ge=0, le=8760)
+    """Hours between two readings of one node's store. 0: never."""
+    bytes_per_second: int = Field(default=200_000_000, ge=1)
+    """Most that is read of a store. A deployment's nodes are read one after the other."""
+
+
 class Staging(PolicyModel):
-    """How weights travel."""
+    """How weights travel and how they are looked after."""
 
     peers: bool = True
     """Whether nodes of a deployment hand files on to each other, so that the source is read about once."""
@@ -64,6 +73,8 @@ class Staging(PolicyModel):
     source_limits: dict[SourceHost, SourceLimit] = Field(default={})
     """By source, as the annotation of staging Jobs spells it: the host for https://, oci:// and hf://
     (huggingface.co), else `s3://bucket`, `gs://bucket`, `az://account` or `pvc://namespace/claim`."""
+    scrub: Scrubbing = Scrubbing()
+    """How files are read again."""
 
 
 class Images(PolicyModel):
@@ -151,7 +162,7 @@ class OperatorPolicy(PolicyModel):
     presets: dict[DnsLabel, Preset] = Field(default={})
     """Topologies by name."""
     staging: Staging = Staging()
-    """How weights travel."""
+    """How weights travel and how they are looked after."""
     gpu_products: dict[LabelValue, GpuProduct] = Field(default={})
     """GPU products beyond the built-in catalogue."""
 

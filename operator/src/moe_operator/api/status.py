@@ -200,10 +200,22 @@ class StoreStatus(ApiModel):
     """Cache class of the store."""
     views: Annotated[list[Hash], Field(max_length=64)] = Field(default=[])
     """Sets of files, by digest."""
+    filled_at: Time | None = None
+    """When the first of them was put there."""
     collected_at: Time | None = None
     """When what nobody needs was last freed."""
     message: Message = ""
     """Why it could not be freed."""
+    scrubbed_at: Time | None = None
+    """When a scrub last held every file against its checksum."""
+    scrub_message: Message = ""
+    """Why a scrub could not do so."""
+    corrupt: Annotated[list[Hash], Field(max_length=16)] = Field(default=[])
+    """Files by digest that a scrub found to be altered, the first of them; until they were fetched again."""
+    corrupt_bytes: Size = 0
+    """Size of all of them."""
+    corrupt_at: Time | None = None
+    """When they were found."""
 
 
 class BootTimeline(ApiModel):

@@ -9,7 +9,7 @@ import click
 
 from moe_operator.api.conditions import ConditionType, Reason
 from moe_operator.api.quantity import human_bytes
-from moe_operator.api.status import StagingStatus, Status
+from moe_operator.api.status import StagingStatus, Status, StoreStatus
 from moe_operator.cli.cluster_view import Kubectl, NoCluster
 
 HEAD = ("NODE", "PHASE", "DONE", "OF", "%", "RATE", "LEFT", "REUSED", "FROM PEERS")
@@ -75,9 +75,24 @@ def as_text(name: str, status: Status) -> Iterator[str]:
     if status.stores:
         yield ""
         yield "On disk"
-        rows = [(s.node, s.cache_class, ", ".join(v[:VIEW_SHOWN] for v in s.views)) for s in status.stores]
-        yield from _table([("NODE", "CLASS", "VIEWS"), *rows])
-        yield from (f"{s.node}: {s.message}" for s in status.stores if s.message)
+        yield from _table([("NODE", "CLASS", "LAST READ", "VIEWS"), *map(_store_cells, status.stores)])
+        yield from (f"{s.node}: {text}" for s in status.stores for text in _troubles(s))
+
+
+def _store_cells(store: StoreStatus) -> tuple[str, ...]:
+    views = ", ".join(view[:VIEW_SHOWN] for view in store.views)
+    return (store.node, store.cache_class, store.scrubbed_at or "not yet", views)
+
+
+def _troubles(store: StoreStatus) -> Iterator[str]:
+    """What people should know about a disk."""
+    if store.message:
+        yield store.message
+    if store.scrub_message:
+        yield f"not read again: {store.scrub_message}"
+    if store.corrupt_at:
+        said = f"{human_bytes(store.corrupt_bytes)} altered on the disk, found {store.corrupt_at}"
+        yield f"{said}, to be fetched again: {', '.join(store.corrupt)}"
 
 
 def _cells(row: StagingStatus) -> tuple[str, ...]:

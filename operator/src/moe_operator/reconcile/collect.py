@@ -1,4 +1,4 @@
-"""Step 7: free what nobody needs any more, node by node.
+"""Step 8: free what nobody needs any more, node by node.
 
 A collector is told everything that stays, of every deployment, so whatever else lies in the store goes: files
 of revisions that are not kept, of deployments that are gone, of pulls that nobody goes on with. It runs where
@@ -16,18 +16,17 @@ from moe_operator.api.manifest import StageExit
 from moe_operator.api.moments import elapsed, moment
 from moe_operator.api.names import ANNOTATION_KEPT, COMPONENT_COLLECTOR, collector_name, store_key
 from moe_operator.api.status import StoreStatus
-from moe_operator.reconcile.actions import Delete, Obj
+from moe_operator.reconcile.actions import Obj
 from moe_operator.reconcile.draft import Draft
 from moe_operator.reconcile.kept import own_views, views_on
-from moe_operator.reconcile.site_looks import is_over, job_ended, last_words, pods_of_job
-from moe_operator.reconcile.sites import StoreId, with_store_list
+from moe_operator.reconcile.site_looks import job_ended, last_words, pods_of_job
+from moe_operator.reconcile.sites import id_of, with_store_list
 from moe_operator.reconcile.snapshot import Fleet, Snapshot
-from moe_operator.reconcile.store_jobs import component, refs, works_on
+from moe_operator.reconcile.store_jobs import ended_at, is_busy, trouble_of, with_results
 from moe_operator.resources.gc_job import gc_job
 from moe_operator.resources.ownership import Owner
 
 EVERY_SECONDS = 24 * 3600.0
-AGAIN_SECONDS = 3600.0  # after a collector that could not
 LOOK_SECONDS = 5.0
 
 
@@ -35,7 +34,14 @@ def collect(snapshot: Snapshot, draft: Draft) -> Draft:
     """One step of every store that has something to free."""
     if draft.wish is None:
         return draft
-    draft = _collected(snapshot, draft)
+    draft = with_results(
+        snapshot,
+        draft,
+        COMPONENT_COLLECTOR,
+        lambda store: _job_name(snapshot, store),
+        lambda store, job: _after(snapshot, store, job),
+    )
+    draft = with_store_list(draft, (s for s in draft.status.stores if s.views))
     due = due_stores(snapshot, draft)
     if not due:
         return draft
@@ -60,11 +66,6 @@ def due_stores(snapshot: Snapshot, draft: Draft) -> list[StoreStatus]:
     ]
 
 
-def id_of(store: StoreStatus) -> StoreId:
-    """Which disk a record is about."""
-    return (store.cache_class, store.node, store.node_uid)
-
-
 def _is_old(store: StoreStatus, now: float) -> bool:
     return store.collected_at is not None and elapsed(store.collected_at, now) >= EVERY_SECONDS
 
@@ -73,36 +74,13 @@ def _job_name(snapshot: Snapshot, store: StoreStatus) -> str:
     return collector_name(snapshot.name, store_key(*id_of(store)))
 
 
-def _collected(snapshot: Snapshot, draft: Draft) -> Draft:
-    """With the records of stores whose collector has ended, and without that collector."""
-    found = [j for j in snapshot.children.get("Job", ()) if component(j) == COMPONENT_COLLECTOR]
-    jobs = {j["metadata"]["name"]: j for j in found}
-    stores, over = [], []
-    for store in draft.status.stores:
-        job = jobs.pop(_job_name(snapshot, store), None)
-        if job is None or not is_over(job):
-            draft = draft if job is None else draft.wake(LOOK_SECONDS)
-            stores.append(store)
-            continue
-        trouble = _trouble(snapshot, job)
-        stores.append(_after(store, job, trouble, snapshot.now))
-        left = AGAIN_SECONDS - (snapshot.now - (job_ended(job, "Failed") or snapshot.now)) if trouble else 0.0
-        if left <= 0:
-            over.append(job)
-        else:
-            draft = draft.wake(left)
-    draft = with_store_list(draft, (s for s in stores if s.views))
-    gone = refs([*over, *filter(is_over, jobs.values())])  # a store may leave the record before its Job goes
-    return draft.delete(Delete(gone, "its store is collected")) if gone else draft
-
-
-def _after(store: StoreStatus, job: Obj, trouble: str, now: float) -> StoreStatus:
-    if trouble:
-        return store.model_copy(update={"message": trouble})
+def _after(snapshot: Snapshot, store: StoreStatus, job: Obj) -> tuple[StoreStatus, bool]:
+    if trouble := _trouble(snapshot, job):
+        return store.model_copy(update={"message": trouble}), False
     kept = set((job["metadata"].get("annotations") or {}).get(ANNOTATION_KEPT, "").split(","))
-    ended = job_ended(job, "Complete") or job_ended(job, "Failed") or now
     views = [view for view in store.views if view in kept]
-    return store.model_copy(update={"views": views, "collected_at": moment(ended), "message": ""})
+    now = moment(ended_at(snapshot, job))
+    return store.model_copy(update={"views": views, "collected_at": now, "message": ""}), True
 
 
 def _trouble(snapshot: Snapshot, job: Obj) -> str:
@@ -111,15 +89,15 @@ def _trouble(snapshot: Snapshot, job: Obj) -> str:
         return ""
     pods = pods_of_job(snapshot.pods, job)
     words = last_words(pods[-1]) if pods else None
-    if words is None:
-        return "the collector ended without a word"
-    return "" if words.code == StageExit.INSUFFICIENT_DISK else f"{words.reason}: {words.message}"
+    if words is not None and words.code == StageExit.INSUFFICIENT_DISK:
+        return ""
+    return trouble_of(snapshot, job)
 
 
 def _begun(snapshot: Snapshot, draft: Draft, fleet: Fleet, store: StoreStatus) -> Draft:
     if fleet.nodes.get(store.node) != store.node_uid:  # gone, and its disk with it
         return with_store_list(draft, (s for s in draft.status.stores if id_of(s) != id_of(store)))
-    if is_busy(fleet, draft, store.node):
+    if is_busy(fleet, store.node, draft.applies):
         return draft.wake(LOOK_SECONDS)
     assert draft.wish is not None
     kept = own_views(draft, draft.wish.weights.retain_revisions) & set(store.views)
@@ -133,9 +111,3 @@ def _begun(snapshot: Snapshot, draft: Draft, fleet: Fleet, store: StoreStatus) -
         kept | others,
     )
     return replace(draft.apply(job), claims=True).wake(LOOK_SECONDS)
-
-
-def is_busy(fleet: Fleet, draft: Draft, node: str) -> bool:
-    """Whether a stager or a collector works on a node's store, or begins to in this very pass."""
-    begins = any(o["kind"] == "Job" and works_on(o) == node for o in draft.applies)
-    return begins or any(works_on(job) == node and not is_over(job) for job in fleet.jobs)

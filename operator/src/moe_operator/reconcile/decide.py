@@ -1,4 +1,5 @@
-"""Snapshot → Decision: accept → plan → isolate → place → stage → roll → serve → collect → route → report.
+"""Snapshot → Decision: accept → plan → isolate → place → stage → roll → serve → collect → scrub → route
+→ report.
 
 Each step is a pure function of the snapshot and of what the steps before it concluded. Deciding twice on
 the same world gives the same answer, and deciding on a world in which the answer came true gives none.
@@ -23,6 +24,7 @@ from moe_operator.reconcile.plan import plan_step
 from moe_operator.reconcile.report import report
 from moe_operator.reconcile.roll import roll
 from moe_operator.reconcile.route import route
+from moe_operator.reconcile.scrub import scrub
 from moe_operator.reconcile.serve import serve
 from moe_operator.reconcile.snapshot import Snapshot
 from moe_operator.reconcile.stage import stage
@@ -30,7 +32,19 @@ from moe_operator.reconcile.teardown import teardown
 from moe_operator.rollout.revision import recorded
 
 Step = Callable[[Snapshot, Draft], Draft]
-CHAIN: tuple[Step, ...] = (accept, plan_step, isolate, place, stage, roll, serve, collect, route, report)
+CHAIN: tuple[Step, ...] = (
+    accept,
+    plan_step,
+    isolate,
+    place,
+    stage,
+    roll,
+    serve,
+    collect,
+    scrub,
+    route,
+    report,
+)
 
 
 def decide(snapshot: Snapshot) -> Decision:

@@ -13,7 +13,7 @@ from moe_operator.api.names import PATH_STORE
 from moe_operator.api.status import Status
 from moe_operator.reconcile.actions import Obj
 from moe_operator.reconcile.draft import Draft
-from moe_operator.reconcile.sites import StoreId
+from moe_operator.reconcile.sites import StoreId, id_of
 from moe_operator.reconcile.snapshot import Fleet
 from moe_operator.reconcile.waves import key_of
 
@@ -42,7 +42,7 @@ def views_on(store: StoreId, fleet: Fleet, without: str = "") -> frozenset[str]:
         for deployment in fleet.deployments
         if key_of(deployment) != without
         for known in Status.model_validate(deployment.get("status") or {}).stores
-        if (known.cache_class, known.node, known.node_uid) == store
+        if id_of(known) == store
         for view in known.views
     }
     return frozenset(recorded | set(mounted_on(store[1], fleet.engine_pods)))

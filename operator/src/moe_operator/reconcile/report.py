@@ -1,4 +1,4 @@
-"""Step 9: what people and tools read: conditions, counts, the group that holds things up.
+"""Step 11: what people and tools read: conditions, counts, the group that holds things up.
 
 kstatus rules: ``Ready`` is there from the first write, ``Reconciling`` and ``Stalled`` only while they hold,
 ``observedGeneration`` always. ``Ready`` is about serving: a healthy rollout and a refused edit leave it True.

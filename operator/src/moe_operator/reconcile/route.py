@@ -1,4 +1,4 @@
-"""Step 9: how requests arrive: the managed gateway's objects and its intent, or a way through another's.
+"""Step 10: how requests arrive: the managed gateway's objects and its intent, or a way through another's.
 
 That is an HTTPRoute or an InferencePool. Changing from one to another keeps the old way open until the new
 one works: all else goes when a route or pool is accepted and has settled, a route or pool goes when every

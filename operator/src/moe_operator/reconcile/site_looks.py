@@ -2,7 +2,8 @@
 
 A site is *done* when its Job is Complete: the stager ended well, so every byte was verified and the view
 published. Jobs stay as long as their site is wanted; they are the memory of what was proved. That memory is
-*refuted* when a rank that came later found the node's store gone or without room for what it had lost.
+*refuted* when a rank that came later found the node's store gone or without room for what it had lost, or
+when a scrub that came later found files in it that are not what was proved.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class Look:
         return not (self.trouble and self.trouble.permanent)
 
 
-def look(snapshot: Snapshot, site: Site) -> Look:
-    """Look at one site."""
+def look(snapshot: Snapshot, site: Site, damaged_at: float | None = None) -> Look:
+    """Look at one site; ``damaged_at``: when a scrub found its node's store damaged."""
     name = stager_name(snapshot.name, site.view, site.store)
     job = snapshot.child("Job", name)
     if job is None:
@@ -57,7 +58,8 @@ def look(snapshot: Snapshot, site: Site) -> Look:
     newest = pods[-1] if pods else None
     words = last_words(newest)
     if (complete := job_ended(job, "Complete")) is not None:
-        state: State = "refuted" if _refuted(snapshot, site, complete) else "done"
+        outdated = damaged_at is not None and complete <= damaged_at
+        state: State = "refuted" if outdated or _refuted(snapshot, site, complete) else "done"
         return Look(site, name, state, job, last_words=words)
     trouble = _trouble(snapshot, pods)
     failed = job_ended(job, "Failed")
@@ -108,7 +110,7 @@ def _trouble(snapshot: Snapshot, pods: list[Obj]) -> Trouble | None:
 
 
 def last_words(pod: Obj | None) -> TerminationMessage | None:
-    """What a stager or collector left in its termination log."""
+    """What a pod that works on a store left in its termination log."""
     statuses: list[Any] = (pod or {}).get("status", {}).get("containerStatuses") or []
     words = [((s.get("state") or {}).get("terminated") or {}).get("message") or "" for s in statuses]
     for text in words:

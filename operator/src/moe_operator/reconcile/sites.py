@@ -21,6 +21,11 @@ from moe_operator.rollout.revision import Revision
 StoreId = tuple[str, str, str]  # cache class, node, node UID
 
 
+def id_of(store: StoreStatus) -> StoreId:
+    """Which disk a record is about."""
+    return (store.cache_class, store.node, store.node_uid)
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """One rank's node and the view that it must hold before the rank's engine starts."""
@@ -85,7 +90,7 @@ def with_stores(snapshot: Snapshot, draft: Draft, sites: Sequence[Site]) -> Draf
     """With every site's view on record as being in its node's store."""
     replaced = {(s.revision.spec.weights.cache_class, s.node): s.node_uid for s in sites}
     stores = {
-        (s.cache_class, s.node, s.node_uid): s
+        id_of(s): s
         for s in draft.status.stores
         if replaced.get((s.cache_class, s.node), s.node_uid) == s.node_uid
     }
@@ -105,4 +110,5 @@ def with_store_list(draft: Draft, stores: Iterable[StoreStatus]) -> Draft:
 
 def _new_store(snapshot: Snapshot, site: Site) -> StoreStatus:
     cache_class, node, uid = site.store_id
-    return StoreStatus(node=node, node_uid=uid, cache_class=cache_class, collected_at=moment(snapshot.now))
+    now = moment(snapshot.now)
+    return StoreStatus(node=node, node_uid=uid, cache_class=cache_class, filled_at=now, collected_at=now)

@@ -38,7 +38,7 @@ class Fleet:
     """
 
     nodes: Mapping[str, str] = field(default_factory=dict)  # node name → UID
-    jobs: tuple[Obj, ...] = ()  # stagers and collectors
+    jobs: tuple[Obj, ...] = ()  # stagers, collectors and scrubbers
     deployments: tuple[Obj, ...] = ()
     engine_pods: tuple[Obj, ...] = ()
 

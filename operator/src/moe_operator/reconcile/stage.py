@@ -25,6 +25,7 @@ from moe_operator.api.spec import MoESpec
 from moe_operator.reconcile import waves
 from moe_operator.reconcile.actions import Delete
 from moe_operator.reconcile.draft import Draft
+from moe_operator.reconcile.mend import damaged_since, with_mended
 from moe_operator.reconcile.plan import remember_retry, retry_asked
 from moe_operator.reconcile.seeding import Seeding, taking_part, with_seeders
 from moe_operator.reconcile.site_looks import Look, is_over, look
@@ -47,9 +48,15 @@ def stage(snapshot: Snapshot, draft: Draft) -> Draft:
     draft = with_present_nodes(snapshot, draft)
     sites = sites_of(draft)
     draft = with_stores(snapshot, draft, sites)
-    looks = tuple(look(snapshot, site) for site in sites)
+    damaged = damaged_since(draft)
+    looks = tuple(look(snapshot, site, damaged.get(site.store_id)) for site in sites)
+    draft = with_mended(draft, looks)
     waiters = {(g.revision, g.replica) for g in draft.groups if waits_for_files(draft, g)}
-    missing = tuple(seen for seen in looks if seen.site.group in waiters and seen.state != "done")
+    missing = tuple(
+        seen
+        for seen in looks
+        if seen.state != "done" and (seen.site.group in waiters or seen.site.store_id in damaged)
+    )
     not_done = {seen.site.group for seen in missing}
     draft = replace(draft, staged=frozenset(s.group for s in sites if s.group not in not_done))
     draft = _cleared(snapshot, draft, looks, missing)
@@ -84,16 +91,16 @@ def _advanced(
     size = draft.status.manifest.total_bytes
     part = taking_part(snapshot, size, pulling, [seen.site for seen in looks])
     draft, seeding = with_seeders(snapshot, draft, part)
-    if not any(waits_for_files(draft, group) for group in draft.groups):
+    if not missing and not any(waits_for_files(draft, group) for group in draft.groups):
         return draft, {}
     if snapshot.fleet is None:  # also: is it still the same node?
         return replace(draft, staged=frozenset()).wake(0.0), {}
     absent = {seen.job_name: seen for seen in missing if seen.state == "absent"}
     if absent and retry_asked(snapshot, draft):
         draft = remember_retry(snapshot, draft)
-    if any(seen.state == "failed" and not seen.tries_again for seen in missing):
-        return draft, {}  # a source that is wrong for one node is wrong for all
-    if pulling:
+    given_up = {s.site.revision.manifest for s in missing if s.state == "failed" and not s.tries_again}
+    absent = {n: s for n, s in absent.items() if s.site.revision.manifest not in given_up}
+    if any(site.revision.manifest not in given_up for site in pulling):
         draft = draft.wake(LOOK_SECONDS)
     if not absent or not seeding.settled:
         return draft, {}
@@ -111,7 +118,8 @@ def _admitted(
 ) -> tuple[Draft, dict[str, str]]:
     me = waves.key_of(snapshot.object)
     verified = [seen.site for seen in looks if seen.state == "done"] + _running_sites(draft)
-    holders = {(site.view, site.node) for site in verified if site.node in seeding.urls}
+    damaged = damaged_since(draft)
+    holders = {(s.view, s.node) for s in verified if s.node in seeding.urls and s.store_id not in damaged}
     fed = _fed_by_peers(fleet, me)
     places: dict[str, int] = {}
     waiting: dict[str, str] = {}
@@ -205,7 +213,9 @@ def _reported(snapshot: Snapshot, draft: Draft, looks: Sequence[Look], waiting: 
         return draft.with_status(staging=[]).say(ConditionType.WEIGHTS_STAGED, "Unknown", reason)
     groups = [g for g in draft.groups_of(target.hash) if draft.is_wanted(g)]
     by_node = {seen.site.node: seen for seen in looks if seen.site.revision.hash == target.hash}
-    rows = staging_rows(snapshot, draft, target, by_node, waiting)
+    damaged = damaged_since(draft)
+    mending = {n for n, s in by_node.items() if s.site.store_id in damaged and s.state != "done"}
+    rows = staging_rows(snapshot, draft, target, by_node, waiting, mending)
     placed = {(p.revision, p.replica): p for p in draft.status.placement}
     nodes = {
         r.node for g in groups if (p := placed.get((g.revision, g.replica))) is not None for r in p.ranks

@@ -7,7 +7,7 @@ further than the point where it stopped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from moe_operator.api.conditions import ConditionType, Reason
 from moe_operator.api.manifest import StageProgress
@@ -29,14 +29,22 @@ STOPPED = frozenset({"Retrying", "Blocked", "Failed"})
 
 
 def staging_rows(
-    snapshot: Snapshot, draft: Draft, target: Revision, looks: Mapping[str, Look], waiting: Mapping[str, str]
+    snapshot: Snapshot,
+    draft: Draft,
+    target: Revision,
+    looks: Mapping[str, Look],
+    waiting: Mapping[str, str],
+    mending: Collection[str] = (),
 ) -> list[StagingStatus]:
-    """One row per node of the target. ``looks``: by node; ``waiting``: node → source it waits for."""
+    """One row per node of the target. ``looks``: by node; ``waiting``: node → source it waits for.
+
+    ``mending``: nodes that are staged again while an engine runs there, so its pod does not speak for them.
+    """
     before = {row.node: row for row in draft.status.staging}
     rows: dict[str, StagingStatus] = {}
     for group in draft.groups_of(target.hash):
         for pod in group.current:
-            if pod.node:
+            if pod.node and pod.node not in mending:
                 progress = snapshot.stagers.get(pod.name)
                 rows[pod.node] = _of_pod(pod, progress, before.get(pod.node), _whole(draft), snapshot.now)
     for node, seen in looks.items():

@@ -16,11 +16,11 @@ from moe_operator.api.moments import elapsed
 from moe_operator.api.names import COMPONENT_ENGINE, COMPONENT_STAGER, FINALIZER, collector_name, store_key
 from moe_operator.api.status import Status, StoreStatus
 from moe_operator.reconcile.actions import Action, Apply, Decision, Delete, Obj, Ref, RemoveFinalizer
-from moe_operator.reconcile.collect import id_of
 from moe_operator.reconcile.kept import views_on
 from moe_operator.reconcile.site_looks import is_over
+from moe_operator.reconcile.sites import id_of
 from moe_operator.reconcile.snapshot import Fleet, Snapshot
-from moe_operator.reconcile.store_jobs import component, refs, works_on
+from moe_operator.reconcile.store_jobs import component, is_busy, making_way, refs
 from moe_operator.resources.gc_job import gc_job
 from moe_operator.resources.ownership import Owner
 
@@ -106,13 +106,11 @@ def _collect(snapshot: Snapshot, fleet: Fleet, stores: Sequence[StoreStatus]) ->
     begun: list[Action] = []
     for store in present:
         name = _job_name(snapshot, store)
-        if snapshot.child("Job", name) or _is_busy(fleet, store.node):
+        if snapshot.child("Job", name) or is_busy(fleet, store.node):
             continue
         keep = views_on(id_of(store), fleet, without=f"{snapshot.namespace}/{snapshot.name}")
         cache = snapshot.policy.cache_classes[store.cache_class]
         begun.append(Apply(gc_job(owner, snapshot.policy, cache, name, store.node, keep)))
-    return Decision(status=None, actions=tuple(begun), wake_after=LOOK_SECONDS, claims=bool(begun))
-
-
-def _is_busy(fleet: Fleet, node: str) -> bool:
-    return any(works_on(job) == node and not is_over(job) for job in fleet.jobs)
+    way = making_way(fleet.jobs, {store.node for store in present}, snapshot.policy)
+    actions = (*begun, *((way,) if way else ()))
+    return Decision(status=None, actions=actions, wake_after=LOOK_SECONDS, claims=bool(begun))

@@ -1,7 +1,7 @@
 """Which IO the next decision needs, computed from the children alone.
 
 Nodes and other owners' pods are read only while something has to be placed; other deployments' staging only
-while something has to be staged or freed; engines are asked only while
+while something has to be staged, freed or read again; engines are asked only while
 they have to prove themselves; gateways are asked while there are any.
 """
 
@@ -20,10 +20,12 @@ from moe_operator.reconcile.decide import first_draft
 from moe_operator.reconcile.draft import Draft
 from moe_operator.reconcile.external_route import through_route
 from moe_operator.reconcile.gateway_acks import draining_gateways, gateway_pods
+from moe_operator.reconcile.mend import has_to_mend
 from moe_operator.reconcile.place import rollout_failed, unplaced
 from moe_operator.reconcile.plan import plan_step, resolver_pods
+from moe_operator.reconcile.scrub import due_scrubs
 from moe_operator.reconcile.serve import served_name
-from moe_operator.reconcile.sites import waits_for_files
+from moe_operator.reconcile.sites import sites_of, waits_for_files
 from moe_operator.reconcile.snapshot import Snapshot, Wants
 from moe_operator.reconcile.teardown import frees_stores
 from moe_operator.rollout.groups import Group
@@ -48,6 +50,8 @@ def wants(snapshot: Snapshot) -> Wants:
     return Wants(
         cluster=_must_place(draft),
         fleet=bool(due_stores(snapshot, draft))
+        or bool(due_scrubs(snapshot, draft))
+        or has_to_mend(draft, sites_of(draft))
         or any(waits_for_files(draft, g) and _is_staged(draft, g) for g in draft.groups),
         complaints=frozenset(p["metadata"]["uid"] for p in snapshot.pods if waits_silently(p)),
         resolver_pod_ip=_resolver_ip(snapshot, accepted.wish),

@@ -20,6 +20,7 @@ from moe_operator.api.names import (
     COMPONENT_ENGINE,
     COMPONENT_GATEWAY,
     COMPONENT_RESOLVER,
+    COMPONENT_SCRUBBER,
     COMPONENT_SEEDER,
     COMPONENT_STAGER,
     LABEL_COMPONENT,
@@ -41,7 +42,7 @@ from moe_operator.api.policy import NetworkPolicies
 from moe_operator.resources.ownership import Owner
 
 Obj = dict[str, Any]
-STAGING = (COMPONENT_RESOLVER, COMPONENT_STAGER)
+STAGING = (COMPONENT_RESOLVER, COMPONENT_STAGER, COMPONENT_SCRUBBER)
 
 
 def deployment_policies(owner: Owner, rules: NetworkPolicies, *, external_gateway: bool) -> list[Obj]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Literal, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from moe_operator.runtime.kube import ApiError, JsonPatch, Kind, Kube, Listing, Obj, WatchEvent, kind_of
@@ -26,6 +26,7 @@ class OperatorMetrics:
 
     def __init__(self, version: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self._clock = clock
         self._last_event = clock()
         self.reconciles = Counter(

@@ -8,7 +8,7 @@ A termination message never exceeds what a kubelet keeps.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,6 +30,8 @@ class StageError(Exception):
         expected: str = "",
         actual: str = "",
         hint: str = "",
+        corrupt: Sequence[str] = (),
+        bytes_corrupt: int = 0,
     ) -> None:
         super().__init__(message)
         self.exit = exit
@@ -38,6 +40,8 @@ class StageError(Exception):
         self.expected = expected
         self.actual = actual
         self.hint = hint
+        self.corrupt = tuple(corrupt)
+        self.bytes_corrupt = bytes_corrupt
 
 
 class Transient(StageError):
@@ -116,6 +120,8 @@ def termination_message(error: StageError | None, progress: StageProgress) -> by
         bytes_total=progress.bytes_total,
         bytes_reused=progress.bytes_reused,
         bytes_from_peers=progress.bytes_from_peers,
+        corrupt=() if error is None else error.corrupt,
+        bytes_corrupt=0 if error is None else error.bytes_corrupt,
         retryable=error is not None and not code.permanent,
     )
     return _fit(message)

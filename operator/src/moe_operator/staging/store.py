@@ -168,7 +168,11 @@ class Store:
 
     def quarantine(self, path: Path) -> None:
         """Put a file that is not what its name says aside; at most one per name is kept."""
-        path.rename(self.root / "trash" / f"{path.name}.bad")
+        path.rename(self.set_aside(path.name))
+
+    def set_aside(self, name: str) -> Path:
+        """Where a file of that name lies once it was put aside."""
+        return self.root / "trash" / f"{name}.bad"
 
 
 def open_store(root: Path) -> Store:
