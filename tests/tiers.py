@@ -78,9 +78,9 @@ ON_THIS_MACHINE = (
     Tier("simulator", (pytest("simulator", "faults", workers=2),)),
     Tier("contract", (pytest("contract", workers=2),)),
     Tier("runtime", (pytest("runtime", workers=2),)),
-    Tier("stager", (pytest("staging"),)),
+    Tier("stager", (pytest("staging", workers=2),)),
     Tier("engine stub", (pytest("engine_stub", workers=2),)),
-    Tier("gateway", (pytest("gateway"),)),
+    Tier("gateway", (pytest("gateway", workers=2),)),
     Tier("sandbox", (pytest("sandbox"),)),
     Tier("whole deployments", (pytest("deployments", "demo", "docs"),)),
 )  # fmt: skip
