@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from moe_operator.reconcile.actions import (
     Ref,
     RemoveFinalizer,
 )
-from moe_operator.runtime.execute import Executor, Outcome, event_object
+from moe_operator.runtime.execute import AT_ONCE, Executor, Outcome, at_once, event_object, steps
 from moe_operator.runtime.kube import CONFIG_MAP, EVENT, MOE_DEPLOYMENT, POD, ApiError, Obj
 
 from tests.runtime.world import World, config_map, deployment, pod, snapshot, status
@@ -202,3 +204,35 @@ def test_a_long_message_is_cut_where_utf8_allows() -> None:
     obj = deployment(uid="u", resourceVersion="1")
     made = event_object(snapshot(obj), Event("Normal", "Placed", "é" * 1000), 0.0, "me")
     assert made["message"] == "é" * 512
+
+
+def applied(kind: str) -> Apply:
+    return Apply({"kind": kind})
+
+
+def test_what_is_applied_in_a_row_follows_what_it_needs() -> None:
+    first = [applied(kind) for kind in ("Pod", "Service", "RoleBinding", "Deployment", "Role", "ConfigMap")]
+    gone = Delete((), "why")
+    found = list(steps([*first, AddFinalizer(), applied("Pod"), gone]))
+    kinds = [[a.object["kind"] if isinstance(a, Apply) else type(a).__name__ for a in s] for s in found]
+    there = ["Service", "Role", "ConfigMap"]
+    assert kinds == [there, ["RoleBinding"], ["Pod", "Deployment"], ["AddFinalizer"]]
+
+
+async def test_writes_of_a_step_are_under_way_together_and_none_begins_after_a_failure() -> None:
+    begun, release = 0, asyncio.Event()
+
+    async def write(fails: bool) -> None:
+        nonlocal begun
+        begun += 1
+        await release.wait()
+        if fails:
+            raise ApiError(403, "Forbidden", "no")
+
+    running = asyncio.create_task(at_once(partial(write, n == 0) for n in range(3 * AT_ONCE)))
+    while begun < AT_ONCE:
+        await asyncio.sleep(0)
+    release.set()
+    with pytest.raises(ApiError, match="no"):
+        await running
+    assert begun == AT_ONCE

@@ -1,8 +1,9 @@
 """Carries out a decision: status first, then events and actions, step by step.
 
-What is applied in a row makes two steps: what others read (records, configuration, Services, policies), then
-what runs (Pods, Jobs, Deployments). The writes of a step are under way together, because a group of four
-pods has twenty of them. Whatever part of a step a crash leaves undone is found undone by the next pass.
+What is applied in a row makes up to three steps: what others read (records, configuration, Services, roles),
+what the API server takes only after that (bindings of roles), then what runs (Pods, Jobs, Deployments). The
+writes of a step are under way together, because a group of four pods has twenty of them. Whatever part of a
+step a crash leaves undone is found undone by the next pass.
 
 Invariants: nothing is written when nothing changed; after the first error no write begins, and an
 irreversible action ends the pass; every write of the MoEDeployment itself carries the resourceVersion the
@@ -46,7 +47,7 @@ from moe_operator.runtime.kube import EVENT as EVENT_KIND
 from moe_operator.runtime.kube import KINDS, MOE_DEPLOYMENT, ApiError, JsonPatch, Kind, Kube, Obj
 
 KIND_BY_NAME: dict[str, Kind] = {kind.kind: kind for kind in KINDS}
-RUNNING = frozenset({"Pod", "Job", "Deployment"})  # what reads the rest
+PLACES = {"RoleBinding": 1, "Pod": 2, "Job": 2, "Deployment": 2}  # after what they need; all else is 0
 AT_ONCE = 16  # writes; beyond that an API server of modest size answers none of them sooner
 EVENT_MESSAGE_MAX = 1024  # bytes the API server accepts in an Event
 log = logging.getLogger(__name__)
@@ -112,8 +113,7 @@ def steps(actions: Iterable[Action]) -> Iterator[Sequence[Action]]:
     """Actions that may be under way together, up to the first irreversible one."""
     for applying, row in groupby(actions, key=lambda action: isinstance(action, Apply)):
         if applying:
-            there, running = partitioned(row)
-            yield from (part for part in (there, running) if part)
+            yield from (list(step) for _, step in groupby(sorted(row, key=place), key=place))
             continue
         for action in row:
             yield (action,)
@@ -121,14 +121,9 @@ def steps(actions: Iterable[Action]) -> Iterator[Sequence[Action]]:
                 return
 
 
-def partitioned(applies: Iterable[Action]) -> tuple[list[Action], list[Action]]:
-    """What others read, and what runs."""
-    there: list[Action] = []
-    running: list[Action] = []
-    for action in applies:
-        runs = isinstance(action, Apply) and action.object["kind"] in RUNNING
-        (running if runs else there).append(action)
-    return there, running
+def place(action: Action) -> int:
+    """In which step of a row something is applied."""
+    return PLACES.get(action.object["kind"], 0) if isinstance(action, Apply) else 0
 
 
 async def at_once(calls: Iterable[Callable[[], Awaitable[None]]]) -> None:
