@@ -47,7 +47,8 @@ from moe_operator.runtime.kube import EVENT as EVENT_KIND
 from moe_operator.runtime.kube import KINDS, MOE_DEPLOYMENT, ApiError, JsonPatch, Kind, Kube, Obj
 
 KIND_BY_NAME: dict[str, Kind] = {kind.kind: kind for kind in KINDS}
-PLACES = {"RoleBinding": 1, "Pod": 2, "Job": 2, "Deployment": 2}  # after what they need; all else is 0
+# In which step of a row; everything else is in the first.
+PLACES = {"RoleBinding": 1, "Pod": 2, "Job": 2, "Deployment": 2, "HTTPRoute": 2, "InferencePool": 2}
 AT_ONCE = 16  # writes; beyond that an API server of modest size answers none of them sooner
 EVENT_MESSAGE_MAX = 1024  # bytes the API server accepts in an Event
 log = logging.getLogger(__name__)
