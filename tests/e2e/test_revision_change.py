@@ -30,8 +30,7 @@ ARGO, FLUX = "argocd-controller", "kustomize-controller"
 
 
 async def test_nothing_fails_and_nothing_breaks(world: World, figures: dict[str, str]) -> None:
-    if await world.exists(NAME):
-        await world.delete(NAME)
+    await world.clear()
     written, told = io.StringIO(), Told()
     wish = Wish(
         deepseek(world.site, world.namespace),

@@ -65,11 +65,15 @@ class World:
 
         What other tests have left goes first: the four nodes are all that there is.
         """
-        for other in (await self.kube.list(MOE_DEPLOYMENT, self.namespace)).items:
-            if other["metadata"]["name"] != obj["metadata"]["name"]:
-                await self.delete(other["metadata"]["name"])
+        await self.clear(but=obj["metadata"]["name"])
         await self.apply(obj)
         return await self.until(obj["metadata"]["name"], settled, "it serves")
+
+    async def clear(self, but: str = "") -> None:
+        """Delete every deployment that other tests have left, ``but`` one of that name."""
+        for other in (await self.kube.list(MOE_DEPLOYMENT, self.namespace)).items:
+            if other["metadata"]["name"] != but:
+                await self.delete(other["metadata"]["name"])
 
     async def until(self, name: str, done: Callable[[View], bool], what: str) -> View:
         async with Follower(self.kube, self.namespace, name) as follower:
