@@ -173,6 +173,11 @@ async def until(check: Callable[[], Coroutine[Any, Any, bool]]) -> float:
     return time.monotonic() - began
 
 
+def pods_of(name: str) -> str:
+    """Gateways too: one that ends is still asked what it runs."""
+    return f"{LABEL_DEPLOYMENT}={name}"
+
+
 def engines_of(name: str) -> str:
     return f"{LABEL_DEPLOYMENT}={name},{LABEL_COMPONENT}={COMPONENT_ENGINE}"
 
@@ -180,14 +185,14 @@ def engines_of(name: str) -> str:
 async def creation(kube: AioKube, kubectl: Kubectl, replicas: int, rounds: int) -> dict[str, float]:
     """Median seconds of both sides for ``replicas`` groups of 4, taken alternately."""
     sides = (
-        ("moedeployment_s", groups("ours", replicas), MOE_DEPLOYMENT, engines_of("ours")),
-        ("statefulset_s", stateful_set("theirs", 4 * replicas), STATEFUL_SET, "app=theirs"),
+        ("moedeployment_s", groups("ours", replicas), MOE_DEPLOYMENT, engines_of("ours"), pods_of("ours")),
+        ("statefulset_s", stateful_set("theirs", 4 * replicas), STATEFUL_SET, "app=theirs", "app=theirs"),
     )
     taken: dict[str, list[float]] = {side: [] for side, *_ in sides}
     for _ in range(rounds):
-        for side, obj, kind, labels in sides:
+        for side, obj, kind, labels, everything in sides:
             taken[side].append(await seconds_to_pods(kube, kubectl, obj, kind, labels, 4 * replicas))
-            await gone(kube, kind, obj["metadata"]["name"], labels)
+            await gone(kube, kind, obj["metadata"]["name"], everything)
     return {side: statistics.median(seconds) for side, seconds in taken.items()}
 
 
