@@ -44,7 +44,7 @@ STATEFUL_SET = Kind("apps", "v1", "StatefulSet", "statefulsets")
 NOBODY = "nobody"
 NODES = 200
 ROUNDS = 7
-SECONDS = 240.0
+SECONDS = 600.0
 MIB = 1 << 20
 NODE_LABEL = "moe-operator.io/benchmark"
 # Lets in what asks for next to nothing: the gateways of 200 deployments would fill a laptop.
