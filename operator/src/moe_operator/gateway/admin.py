@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from types import TracebackType
 from typing import Any, Self
@@ -46,14 +47,12 @@ class Admin:
 
     async def read(self) -> Reading:
         """Liveness, versions, endpoints and weights."""
-        return Reading(
-            live=await self.state() == "LIVE",
-            subscriptions=await self.subscriptions(),
-            hosts=await self.hosts(),
-            weights=readback.weights(
-                await self._json("/config_dump?include_eds&resource=dynamic_endpoint_configs")
-            ),
+        state, subscriptions = await asyncio.gather(self.state(), self.subscriptions())
+        # after the versions: what is told of a version is never from before it
+        hosts, endpoints = await asyncio.gather(
+            self.hosts(), self._json("/config_dump?include_eds&resource=dynamic_endpoint_configs")
         )
+        return Reading(state == "LIVE", subscriptions, hosts, readback.weights(endpoints))
 
     async def hosts(self) -> tuple[Host, ...]:
         """Every engine that Envoy knows."""

@@ -199,12 +199,12 @@ class Agent:
 
     async def _accept(self, intent: Intent) -> None:
         self._accepted = intent
+        _log.info("intent accepted", extra={"fields": {"generation": intent.generation}})
+        self._announce()
         try:
             await asyncio.to_thread(self._store.remember, intent)
         except OSError as error:  # only a restart of this agent would miss it, and the API has it
             _log.error("accepted intent not kept", extra={"fields": {"error": str(error)}})
-        _log.info("intent accepted", extra={"fields": {"generation": intent.generation}})
-        self._announce()
 
     async def _roll_back(self, intent: Intent, refused: tuple[str, ...]) -> None:
         reason = await self._reason(intent, refused)

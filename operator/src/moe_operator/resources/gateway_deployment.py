@@ -45,6 +45,7 @@ READY_SECONDS = 5  # a new pod has to be ready this long before an old one goes
 LISTENER_DRAIN_SECONDS = 86_400  # no listener change may ever cut a stream (--drain-time-s)
 ENVOY_WORKERS = 2
 LOG_FLUSH_MILLISECONDS = 1000
+XDS_SIZE = "64Mi"
 INTENT_FILE = f"{PATH_INTENT}/{INTENT_KEY}"
 LISTEN = f"0.0.0.0:{PORT_GATEWAY_HTTP}"
 ADMIN = f"127.0.0.1:{PORT_ENVOY_ADMIN}"
@@ -88,7 +89,8 @@ def gateway_deployment(owner: Owner, spec: MoESpec, policy: OperatorPolicy) -> O
                     "initContainers": [_bootstrap(policy, mounts), _envoy(policy, mounts)],
                     "containers": [_agent(owner, policy, mounts)],
                     "volumes": [
-                        {"name": "xds", "emptyDir": {}},
+                        # in memory: each file is synced before Envoy sees it, and a busy disk takes its time
+                        {"name": "xds", "emptyDir": {"medium": "Memory", "sizeLimit": XDS_SIZE}},
                         {"name": "intent", "configMap": {"name": name}},
                         *(volume for volume, _ in secrets),
                     ],
