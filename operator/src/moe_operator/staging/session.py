@@ -83,15 +83,18 @@ class Session:
 
     def port_routes(self) -> Routes:
         """What every port of a stager answers."""
-        from moe_operator.staging.metrics import StageCollector, exposition
-
-        collector = StageCollector(self.progress, self.scheme, self.store)
         return {
             "/healthz": lambda: Answer(b'{"status":"ok"}'),
             "/progress": lambda: Answer(self.progress.snapshot().model_dump_json(by_alias=True).encode()),
-            "/metrics": lambda: Answer(exposition(collector), TEXT),
+            "/metrics": self._metrics,
             **self.routes,
         }
+
+    def _metrics(self) -> Answer:
+        # Imported when somebody asks: every engine waits for its stager, and most stagers have nothing to do.
+        from moe_operator.staging.metrics import StageCollector, exposition
+
+        return Answer(exposition(StageCollector(self.progress, self.scheme, self.store)), TEXT)
 
     def say_listening(self, address: str) -> None:
         """Tell where the port is: with port 0 nobody else knows."""
