@@ -6,11 +6,14 @@ import asyncio
 import base64
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from moe_operator.runtime.kube import CONFIG_MAP, EVENT, POD
+from moe_operator.sandbox import launch
 from moe_operator.sandbox.objects import Key
 from moe_operator.sandbox.run import Sandbox
 
@@ -437,6 +440,14 @@ async def test_a_sidecar_of_a_deleted_pod_outlives_the_hook_of_its_container(san
     await sandbox.kube.delete(POD, "default", "sided")
     await gone(sandbox, "sided")
     assert (sandbox.config.claims[MODELS] / "o").read_text() == "hook\nmain\nside\n"
+
+
+def test_a_container_ignores_no_signal_that_the_sandbox_was_told_to_ignore() -> None:
+    """As when the sandbox runs in the background of a shell, or under nohup."""
+    deaf = ("sh", "-c", "trap '' HUP INT QUIT; exec \"$@\"", "sh")
+    launched = (sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), "2")
+    command = (*deaf, *launched, "grep", "SigIgn", "/proc/self/status")
+    assert subprocess.check_output(command, text=True).split() == ["SigIgn:", "0" * 16]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -14,6 +14,8 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
+# By Python, by nohup and by a shell that runs us in the background: children inherit that, containers do not.
+IGNORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 
 def main(parent: int, report: int, command: list[str]) -> None:
@@ -24,8 +26,8 @@ def main(parent: int, report: int, command: list[str]) -> None:
     if os.getppid() != parent:
         os._exit(0)
     os.set_inheritable(report, False)
-    # Python ignores SIGPIPE and its children inherit that; a container starts with the default.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)
     except OSError as error:
