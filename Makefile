@@ -4,6 +4,8 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 MADE := $(VENV)/.made
+# Hundreds of interpreters start here: without bytecode on disk each compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo demo-kind e2e-engine test test-kind lint format generate lock clean
 
