@@ -32,9 +32,10 @@ def conditions(decision: Decision) -> dict[str, str]:
     return {c["type"]: c["status"] for c in decision.status["conditions"]}
 
 
-def test_the_first_write_is_the_finalizer_alone() -> None:
-    decision = decide(snapshot(meta={"finalizers": ["other"]}))
-    assert decision == Decision(status=None, actions=(AddFinalizer(),))
+def test_nothing_is_made_before_the_finalizer_is_there() -> None:
+    fresh, marked = decide(snapshot(meta={"finalizers": ["other"]})), decide(snapshot())
+    assert fresh.actions == (AddFinalizer(), *marked.actions)
+    assert marked.actions and fresh.status == marked.status
 
 
 @pytest.mark.parametrize(
@@ -59,10 +60,8 @@ def test_the_first_status_has_every_condition_and_fits_the_schema(spec: Obj) -> 
     assert violations(SCHEMA, default(SCHEMA, written)) == []
 
 
-def test_nothing_is_asked_about_an_object_without_the_finalizer_or_on_its_way_out() -> None:
-    bare = snapshot(meta={"finalizers": []})
-    going = snapshot(meta={"deletionTimestamp": "2026-11-30T00:00:00Z"})
-    assert not wants(bare).cluster and not wants(going).cluster
+def test_nothing_is_asked_about_an_object_on_its_way_out() -> None:
+    assert not wants(snapshot(meta={"deletionTimestamp": "2026-11-30T00:00:00Z"})).cluster
 
 
 def test_the_cluster_is_looked_at_only_to_place_something() -> None:

@@ -140,11 +140,11 @@ async def test_the_finalizer_is_added_and_removed_without_touching_others(
     world: World, others: list[str]
 ) -> None:
     obj = world.add(deployment(finalizers=others) if others else deployment())
-    outcome = await execute(world, obj, AddFinalizer(), Apply(config_map("a")))
-    assert outcome == Outcome(writes=1, wake_after=0.0)
+    outcome = await execute(world, obj, AddFinalizer(), Apply(config_map("a", obj)))
+    assert (outcome, world.writes) == (Outcome(writes=2), ["patch_json", "apply"])
     marked = world.read()
     assert marked["metadata"]["finalizers"] == [*others, FINALIZER]
-    assert await execute(world, marked, AddFinalizer()) == Outcome(wake_after=0.0)
+    assert await execute(world, marked, AddFinalizer()) == Outcome()
     outcome = await execute(world, marked, RemoveFinalizer(), status=status())
     assert outcome == Outcome(writes=2, wake_after=0.0)
     assert (world.read()["metadata"].get("finalizers") or []) == others
@@ -158,6 +158,14 @@ async def test_a_finalizer_is_not_removed_from_an_object_that_moved_on(world: Wo
     outcome = await execute(world, obj, RemoveFinalizer())
     assert outcome.conflict
     assert world.read()["metadata"]["finalizers"] == [FINALIZER]
+
+
+async def test_nothing_is_made_for_an_object_that_went_before_its_finalizer_came(world: World) -> None:
+    obj = world.add(deployment())
+    world.api.delete(MOE_DEPLOYMENT, "default", "kimi")
+    outcome = await execute(world, obj, AddFinalizer(), Apply(config_map("a", obj)))
+    assert (outcome.writes, outcome.conflict) == (0, True)
+    assert world.writes == ["patch_json"]
 
 
 async def test_removing_the_finalizer_of_an_object_that_is_gone_is_no_error(world: World) -> None:
@@ -213,10 +221,10 @@ def applied(kind: str) -> Apply:
 def test_what_is_applied_in_a_row_follows_what_it_needs() -> None:
     first = [applied(kind) for kind in ("Pod", "Service", "RoleBinding", "Deployment", "Role", "ConfigMap")]
     gone = Delete((), "why")
-    found = list(steps([*first, AddFinalizer(), applied("Pod"), gone]))
+    found = list(steps([AddFinalizer(), *first, gone, applied("Pod")]))
     kinds = [[a.object["kind"] if isinstance(a, Apply) else type(a).__name__ for a in s] for s in found]
     there = ["Service", "Role", "ConfigMap"]
-    assert kinds == [there, ["RoleBinding"], ["Pod", "Deployment"], ["AddFinalizer"]]
+    assert kinds == [["AddFinalizer"], there, ["RoleBinding"], ["Pod", "Deployment"], ["Delete"]]
 
 
 async def test_writes_of_a_step_are_under_way_together_and_none_begins_after_a_failure() -> None:

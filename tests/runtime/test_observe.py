@@ -67,9 +67,9 @@ class Bench:
 
     async def see(self, wants: Wants | None = None) -> Snapshot:
         self.world.calls.clear()
-        seen = await self.observer(lambda _: wants or Wants()).observe(KIMI, "503 Unavailable: away")
-        assert seen is not None
-        return seen
+        async with self.observer(lambda _: wants or Wants()).observed(KIMI, "503 Unavailable: away") as seen:
+            assert seen is not None
+            return seen
 
 
 @pytest.fixture
@@ -78,7 +78,8 @@ def bench() -> Bench:
 
 
 async def test_a_deployment_that_does_not_exist_is_none(bench: Bench) -> None:
-    assert await bench.observer().observe(KIMI) is None
+    async with bench.observer().observed(KIMI) as seen:
+        assert seen is None
 
 
 async def test_the_snapshot_holds_our_children_and_nobody_elses(bench: Bench) -> None:
@@ -154,7 +155,8 @@ async def test_wants_sees_the_children(bench: Bench) -> None:
         shown.append(seen)
         return Wants()
 
-    await bench.observer(wants).observe(KIMI)
+    async with bench.observer(wants).observed(KIMI):
+        pass
     assert [p["metadata"]["name"] for p in shown[0].pods] == ["engine"]
 
 
@@ -244,6 +246,34 @@ async def test_a_namespace_that_is_going_away_is_seen(uncollected: Bench) -> Non
     assert (await bench.see()).namespace_terminating
 
 
+async def test_gateways_that_a_namesake_left_behind_are_not_ours() -> None:
+    """They run on for as long as their streams do, and answer no question in the end."""
+    now = 1_796_000_000.0
+    bench = Bench(World(memory_api(clock=lambda: now)))
+    bench.world.add(pod("ghost"))
+    now += 60.0
+    bench.world.add(deployment())
+    bench.world.add(pod("gateway"))
+    assert [p["metadata"]["name"] for p in (await bench.see()).pods] == ["gateway"]
+
+
+async def test_whoever_had_to_wait_for_the_others_claims_looks_again(bench: Bench) -> None:
+    bench.world.add(deployment())
+    observer = bench.observer(lambda _: Wants(cluster=True))
+
+    async def second() -> int:
+        async with observer.observed(KIMI) as seen:
+            assert seen is not None
+            return len(seen.pods)
+
+    async with observer.observed(KIMI):
+        waiting = asyncio.create_task(second())
+        for _ in range(100):  # until it can do no more
+            await asyncio.sleep(0)
+        bench.world.add(pod("new"))
+    assert await waiting == 1
+
+
 async def test_a_list_that_fails_is_an_error_and_cancels_the_rest(bench: Bench) -> None:
     bench.world.add(deployment())
     bench.world.faults["list"] = ApiError(503, "ServiceUnavailable", "away")
@@ -255,7 +285,8 @@ async def test_a_list_that_fails_is_an_error_and_cancels_the_rest(bench: Bench) 
 async def test_an_unreadable_deployment_is_an_error_not_an_absence(bench: Bench) -> None:
     bench.world.faults["get"] = ApiError(0, "Unreachable", "connection refused")
     with pytest.raises(ApiError, match="refused"):
-        await bench.observer().observe(KIMI)
+        async with bench.observer().observed(KIMI):
+            pass
 
 
 def test_observing_a_hundred_times_changes_nothing(bench: Bench) -> None:
@@ -264,7 +295,8 @@ def test_observing_a_hundred_times_changes_nothing(bench: Bench) -> None:
 
     async def many() -> None:
         for _ in range(100):
-            await bench.observer().observe(KIMI)
+            async with bench.observer().observed(KIMI):
+                pass
 
     asyncio.run(many())
     assert bench.world.api.get(MOE_DEPLOYMENT, "default", "kimi") == before

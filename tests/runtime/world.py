@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -18,8 +19,8 @@ GPU = "nvidia.com/gpu"
 WRITES = ("apply", "apply_status", "create", "replace", "patch_json", "delete")
 
 
-def memory_api(*, collects_garbage: bool = True) -> MemoryApi:
-    api = MemoryApi(auto_collect=collects_garbage)
+def memory_api(*, collects_garbage: bool = True, clock: Callable[[], float] = time.time) -> MemoryApi:
+    api = MemoryApi(auto_collect=collects_garbage, clock=clock)
     api.create(custom_resource_definition())
     return api
 

@@ -155,15 +155,15 @@ class World:
         )  # type: ignore[arg-type]
 
     async def observe(self, key: Key) -> Snapshot:
-        snapshot = await self.observer().observe(key, self.errors.get(key, ""))
-        assert snapshot is not None
-        return snapshot
+        async with self.observer().observed(key, self.errors.get(key, "")) as snapshot:
+            assert snapshot is not None
+            return snapshot
 
     async def reconcile(self, key: Key) -> Outcome | None:
-        snapshot = await self.observer().observe(key, self.errors.get(key, ""))
-        if snapshot is None:
-            return None
-        outcome = await Executor(self.kube, self.time).execute(snapshot, decide(snapshot))  # type: ignore[arg-type]
+        async with self.observer().observed(key, self.errors.get(key, "")) as snapshot:
+            if snapshot is None:
+                return None
+            outcome = await Executor(self.kube, self.time).execute(snapshot, decide(snapshot))  # type: ignore[arg-type]
         if outcome.error and not outcome.conflict:
             self.errors[key] = str(outcome.error)
         else:

@@ -64,9 +64,9 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class AddFinalizer:
-    """The first write of a MoEDeployment's life, always alone."""
+    """What makes sure that a MoEDeployment does not go before its children: done before any of them comes."""
 
-    irreversible = True
+    irreversible = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,8 +51,6 @@ def decide(snapshot: Snapshot) -> Decision:
     """What is to be written and done next."""
     if snapshot.deleting:
         return teardown(snapshot)
-    if FINALIZER not in (snapshot.object["metadata"].get("finalizers") or ()):
-        return Decision(status=None, actions=(AddFinalizer(),))
     return _decision(
         snapshot, reduce(lambda draft, step: step(snapshot, draft), CHAIN, first_draft(snapshot))
     )
@@ -71,9 +69,11 @@ def first_draft(snapshot: Snapshot) -> Draft:
 def _decision(snapshot: Snapshot, draft: Draft) -> Decision:
     status = draft.status.to_dict()
     applies: tuple[Action, ...] = tuple(Apply(obj) for obj in draft.applies)
+    marked = FINALIZER in (snapshot.object["metadata"].get("finalizers") or ())
+    first = () if marked else (AddFinalizer(),)
     return Decision(
         status=None if _unchanged(snapshot.object, status) else status,
-        actions=(*applies, *draft.marks, *draft.deletions),
+        actions=(*first, *applies, *draft.marks, *draft.deletions),
         events=draft.events,
         wake_after=draft.wake_after,
         claims=draft.claims,

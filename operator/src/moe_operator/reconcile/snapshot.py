@@ -141,3 +141,8 @@ class Wants:
     )  # of those: pod name → model to complete with
     gateway_pods: Mapping[str, str] = field(default_factory=dict)  # pod name → IP
     ack_generation: int = -1  # wait (bounded) for this intent generation
+
+    @property
+    def shared(self) -> bool:
+        """Whether the decision depends on what other MoEDeployments claim, too."""
+        return self.cluster or self.fleet

@@ -7,11 +7,7 @@ they have to prove themselves; gateways are asked while there are any.
 
 from __future__ import annotations
 
-from moe_operator.api.names import (
-    COMPONENT_STAGER,
-    FINALIZER,
-    LABEL_COMPONENT,
-)
+from moe_operator.api.names import COMPONENT_STAGER, LABEL_COMPONENT
 from moe_operator.api.spec import MoESpec
 from moe_operator.reconcile.accept import accept
 from moe_operator.reconcile.actions import Obj
@@ -34,9 +30,6 @@ from moe_operator.rollout.rank_pod import waits_silently
 
 def wants(snapshot: Snapshot) -> Wants:
     """What to gather beyond the children."""
-    finalizers = snapshot.object["metadata"].get("finalizers") or ()
-    if FINALIZER not in finalizers:
-        return Wants()
     if snapshot.deleting:
         return Wants(fleet=frees_stores(snapshot))
     accepted = accept(snapshot, first_draft(snapshot))

@@ -186,7 +186,7 @@ class _Pass:
             case AddFinalizer():
                 await self._patch_finalizers(self._added())
             case RemoveFinalizer():
-                await self._patch_finalizers(self._removed())
+                await self._release()
 
     async def _delete(self, action: Delete) -> None:
         await at_once(partial(self._delete_one, ref, action.grace_seconds) for ref in action.refs)
@@ -227,16 +227,22 @@ class _Pass:
         meta = self._object["metadata"]
         unchanged = {"op": "test", "path": "/metadata/resourceVersion", "value": self._version}
         try:
-            await self._kube.patch_json(
+            written = await self._kube.patch_json(
                 MOE_DEPLOYMENT, meta["namespace"], meta["name"], [unchanged, *operations]
             )
         except ApiError as error:
-            if error.not_found:  # gone meanwhile: nothing left to mark or to release
-                return
-            if error.status == 422:
+            if error.not_found or error.status == 422:
                 raise Outdated(error.status, error.reason, error.message) from error
             raise
+        self._version = str(written["metadata"]["resourceVersion"])
         self.writes += 1
+
+    async def _release(self) -> None:
+        try:
+            await self._patch_finalizers(self._removed())
+        except Outdated as error:
+            if not error.not_found:  # gone meanwhile: nothing left to release
+                raise
 
 
 def event_object(snapshot: Snapshot, event: Event, now: float, instance: str) -> Obj:

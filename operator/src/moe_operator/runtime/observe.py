@@ -3,13 +3,17 @@
 Children come from LISTs by label, never from a cache, so what is not in the snapshot does not exist. Only
 then ``wants`` says which cluster facts and probes the decision needs; a converged deployment costs the
 LISTs and little else.
+
+What all MoEDeployments share (GPUs, places at a source, nodes' stores) is read under one lock for the whole
+process, and the lock is held until the decision made from it is written: two can never be promised the same.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -119,9 +123,34 @@ class Observer:
         self._wants = wants
         self._version = operator_version
         self._entropy = entropy
+        self._claims = asyncio.Lock()
 
-    async def observe(self, key: Key, last_error: str = "") -> Snapshot | None:
-        """Everything about ``key`` as of now; None when it does not exist. ApiError when unreadable."""
+    @asynccontextmanager
+    async def observed(self, key: Key, last_error: str = "") -> AsyncIterator[Snapshot | None]:
+        """Everything about ``key`` as of now; None when it does not exist. ApiError when unreadable.
+
+        While this is entered nobody else sees ``cluster`` and ``fleet`` of a snapshot that has them, so a
+        decision that claims is to be written before it is left.
+        """
+        snapshot, wants = await self._asked(key, last_error)
+        if snapshot is None or not wants.shared:
+            yield snapshot
+            return
+        had_to_wait = self._claims.locked()
+        async with self._claims:
+            if had_to_wait:  # for how long, nobody knows
+                snapshot, wants = await self._asked(key, last_error)
+            yield snapshot and await self._with_shared(snapshot, wants)
+
+    async def _asked(self, key: Key, last_error: str) -> tuple[Snapshot | None, Wants]:
+        """The deployment, its children and what its pods say; and what is wanted for it."""
+        snapshot = await self._own(key, last_error)
+        if snapshot is None:
+            return None, Wants()
+        wants = self._wants(snapshot)
+        return await self._with_answers(snapshot, wants), wants
+
+    async def _own(self, key: Key, last_error: str) -> Snapshot | None:
         try:
             obj = await self._kube.get(MOE_DEPLOYMENT, key.namespace, key.name)
         except ApiError as error:
@@ -137,11 +166,11 @@ class Observer:
             *(self._list_if_served(kind, key.namespace) for kind in OPTIONAL_KINDS),
         )
         uid = obj["metadata"]["uid"]
-        snapshot = Snapshot(
+        return Snapshot(
             now=self._now(),
             policy=self._policy,
             object=obj,
-            pods=tuple(pod for pod in pods if _not_anothers(pod, uid)),
+            pods=tuple(pod for pod in pods if _not_anothers(pod, obj)),
             children={
                 kind.kind: tuple(child for child in found if _owner(child).get("uid") == uid)
                 for kind, found in zip(kinds, children, strict=True)
@@ -157,13 +186,10 @@ class Observer:
             operator_version=self._version,
             entropy=self._entropy(),
         )
-        return await self._with_answers(snapshot, self._wants(snapshot))
 
     async def _with_answers(self, snapshot: Snapshot, wants: Wants) -> Snapshot:
-        """The snapshot with what ``wants`` asked for; all questions at the same time."""
-        cluster, fleet, complaints, resolver, stagers, leaders, gateways = await _together(
-            self._cluster(snapshot.object) if wants.cluster else _nothing(),
-            self._fleet() if wants.fleet else _nothing(),
+        """The snapshot with what pods and Events say; all questions at the same time."""
+        complaints, resolver, stagers, leaders, gateways = await _together(
             self._complaints(snapshot.namespace, wants.complaints) if wants.complaints else _nothing(),
             self._probes.resolver(wants.resolver_pod_ip) if wants.resolver_pod_ip else _nothing(),
             _each({pod: self._probes.progress(ip) for pod, ip in wants.stager_pods.items()}),
@@ -178,14 +204,20 @@ class Observer:
         return replace(
             snapshot,
             now=self._now(),
-            cluster=cluster,
-            fleet=fleet,
             complaints=complaints or {},
             resolver=resolver,
             stagers={pod: progress for pod, progress in stagers.items() if progress is not None},
             leaders=leaders,
             gateways=tuple(gateways.values()),
         )
+
+    async def _with_shared(self, snapshot: Snapshot, wants: Wants) -> Snapshot:
+        """The snapshot with what all MoEDeployments share, as far as it is wanted."""
+        cluster, fleet = await _together(
+            self._cluster(snapshot.object) if wants.cluster else _nothing(),
+            self._fleet() if wants.fleet else _nothing(),
+        )
+        return replace(snapshot, now=self._now(), cluster=cluster, fleet=fleet)
 
     async def _cluster(self, obj: Obj) -> Cluster:
         nodes, pods, deployments = await _together(
@@ -250,13 +282,15 @@ def _owner(obj: Obj) -> Mapping[str, Any]:
     return next((reference for reference in references if reference.get("controller")), {})
 
 
-def _not_anothers(pod: Obj, uid: str) -> bool:
+def _not_anothers(pod: Obj, deployment: Obj) -> bool:
     """Keep our engine pods and those that Jobs and Deployments own for us.
 
     A pod that a deleted MoEDeployment of the same name left behind is the garbage collector's.
     """
-    owner = _owner(pod)
-    return owner.get("kind") != KIND or owner.get("uid") == uid
+    owner, mine = _owner(pod), deployment["metadata"]
+    if owner.get("kind") == KIND:
+        return bool(owner.get("uid") == mine["uid"])
+    return bool(pod["metadata"]["creationTimestamp"] >= mine["creationTimestamp"])
 
 
 async def _together(*calls: Awaitable[Any]) -> list[Any]:

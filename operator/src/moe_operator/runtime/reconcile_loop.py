@@ -1,9 +1,8 @@
 """One pass over one MoEDeployment: observe, decide, execute; and what happens next.
 
-A decision that claims what others may want (GPUs, a place at a source, a node's store) is not executed from
-the snapshot it was made from: under one lock for the whole process the world is observed and decided again,
-then written, so two MoEDeployments can never be promised the same. Nothing else is shared between passes but
-how each key's last one ended.
+A decision that claims what others may want (GPUs, a place at a source, a node's store) is written while
+its snapshot still keeps the others from claiming (see ``observe.py``). Nothing else is shared between
+passes but how each key's last one ended.
 
 Errors never end the loop. A conflict means somebody wrote first: look again, at once the first time, with
 backoff when it goes on. Anything else is retried with backoff; what the API server said to a write is told
@@ -16,6 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from moe_operator.reconcile.actions import Decision
@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 class Observes(Protocol):
     """Gathers snapshots (see ``observe.py``)."""
 
-    async def observe(self, key: Key, last_error: str = "") -> Snapshot | None:
-        """Everything about ``key``; None when it does not exist."""
+    def observed(self, key: Key, last_error: str = "") -> AbstractAsyncContextManager[Snapshot | None]:
+        """Everything about ``key``; None when it does not exist. While it is entered, nobody else claims."""
         ...
 
 
@@ -68,7 +68,6 @@ class ReconcileLoop:
         self._metrics = metrics
         self._gone = gone
         self._clock = clock
-        self._claims = asyncio.Lock()
         self._last_errors: dict[Key, str] = {}
         self._conflicted: set[Key] = set()
 
@@ -89,22 +88,18 @@ class ReconcileLoop:
         log.log(logging.WARNING if result == "error" else logging.INFO, "reconciled", extra=fields)
 
     async def _pass(self, key: Key, fields: dict[str, object]) -> str:
-        seen = await self._look(key)
-        if seen is not None and seen[1].claims:
-            async with self._claims:
-                seen = await self._look(key)
-                outcome = seen and await self._executor.execute(*seen)
-        else:
-            outcome = seen and await self._executor.execute(*seen)
-        if seen is None or outcome is None:
-            self._forget(key)
-            return "gone"
-        fields |= _about(*seen) | {"writes": outcome.writes}
+        outcome = None
+        async with self._observer.observed(key, self._last_errors.get(key, "")) as snapshot:
+            if snapshot is None:
+                self._forget(key)
+                return "gone"
+            decision = self._decide(snapshot)
+            if decision.claims:
+                outcome = await self._executor.execute(snapshot, decision)
+        if outcome is None:
+            outcome = await self._executor.execute(snapshot, decision)
+        fields |= _about(snapshot, decision) | {"writes": outcome.writes}
         return self._arrange(key, fields, outcome)
-
-    async def _look(self, key: Key) -> tuple[Snapshot, Decision] | None:
-        snapshot = await self._observer.observe(key, self._last_errors.get(key, ""))
-        return None if snapshot is None else (snapshot, self._decide(snapshot))
 
     def _arrange(self, key: Key, fields: dict[str, object], outcome: Outcome) -> str:
         if outcome.error is not None and not outcome.conflict:
