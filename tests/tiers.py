@@ -47,8 +47,9 @@ def module(name: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-m", name, *arguments)
 
 
-def pytest(*paths: str, workers: int = 1) -> tuple[str, ...]:
-    spread = ("-n", str(workers), "--dist", "loadfile") if workers > 1 else ()
+def pytest(*paths: str, workers: int = 1, dist: str = "loadfile") -> tuple[str, ...]:
+    """``dist``: whole files to each worker, or ``worksteal`` where one file is most of the work."""
+    spread = ("-n", str(workers), "--dist", dist) if workers > 1 else ()
     return module("pytest", "-q", *spread, *(f"tests/{path}" for path in paths))
 
 
@@ -75,14 +76,14 @@ ON_THIS_MACHINE = (
             ),
         ),
     ),
-    Tier("simulator", (pytest("simulator", "faults", workers=2),)),
+    Tier("simulator", (pytest("simulator", "faults", workers=2, dist="worksteal"),)),
     Tier("contract", (pytest("contract", workers=2),)),
     Tier("runtime", (pytest("runtime", workers=2),)),
     Tier("stager", (pytest("staging", workers=2),)),
     Tier("engine stub", (pytest("engine_stub", workers=2),)),
     Tier("gateway", (pytest("gateway", workers=2),)),
     Tier("sandbox", (pytest("sandbox"),)),
-    Tier("whole deployments", (pytest("deployments", "demo", "docs"),)),
+    Tier("whole deployments", (pytest("deployments", "demo", "docs", workers=2, dist="worksteal"),)),
 )  # fmt: skip
 
 ON_A_CLUSTER = (

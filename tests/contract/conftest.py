@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import pytest
 from moe_operator.runtime import aio_kube
@@ -25,6 +26,7 @@ from moe_operator.runtime.kube import (
     SERVICE_ACCOUNT,
     ApiError,
     Kind,
+    Kube,
     Obj,
     kind_of,
 )
@@ -35,6 +37,7 @@ from tests.contract.world import MOE, World, eventually, moe_crd, there
 
 REAL = os.environ.get("MOE_CONTRACT_KUBECONFIG", "")
 collect_ignore = [] if REAL else ["test_kubectl_on_cluster.py"]
+T = TypeVar("T")
 MAY_BE_HELD = (MOE, CONFIG_MAP, POD)  # kinds to which the tests give finalizers
 
 
@@ -81,22 +84,20 @@ def _kind_of(obj: Obj) -> Kind:
 @pytest.fixture(scope="session")
 def custom_kind_in_the_cluster(our_kind_is_known: None) -> Iterator[None]:
     """Our CRD under its test name, in the real cluster for as long as the tests run."""
-    asyncio.run(_install())
+    asyncio.run(_with_client(_install))
     yield
-    asyncio.run(_uninstall())
+    asyncio.run(_with_client(_uninstall))
 
 
-async def _install() -> None:
-    async with await AioKube.connect(REAL) as kube:
-        await kube.create(moe_crd())
-        await eventually(lambda: _served(kube))
+async def _install(kube: AioKube) -> None:
+    await kube.create(moe_crd())
+    await eventually(lambda: _served(kube))
 
 
-async def _uninstall() -> None:
+async def _uninstall(kube: AioKube) -> None:
     name = moe_crd()["metadata"]["name"]
-    async with await AioKube.connect(REAL) as kube:
-        await kube.delete(CRD, None, name)
-        await eventually(lambda: _gone(kube, name))
+    await kube.delete(CRD, None, name)
+    await eventually(lambda: _gone(kube, name))
 
 
 async def _gone(kube: AioKube, name: str) -> bool:
@@ -123,16 +124,50 @@ def backend(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 async def world(backend: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
     async with BACKENDS[backend](tmp_path_factory) as world:
-        world.namespace = f"contract-{uuid.uuid4().hex[:10]}"
-        await world.kube.create(
-            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": world.namespace}}
-        )
+        world.namespace = await _made(world.kube)
         if backend == "cluster":  # pods are refused until a controller has made it
             await eventually(lambda: there(world.kube, SERVICE_ACCOUNT, world.namespace, "default"))
         yield world
         await _release(world)
         if await there(world.kube, NAMESPACE, None, world.namespace):
             await world.kube.delete(NAMESPACE, None, world.namespace)
+
+
+@pytest.fixture
+async def tidy_world(
+    backend: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> AsyncIterator[World]:
+    """For tests that make nothing but objects of our own kind.
+
+    In a real cluster they share a namespace, which nobody but them uses: to end one costs a real cluster more
+    than they do.
+    """
+    async with BACKENDS[backend](tmp_path_factory) as world:
+        shared = backend == "cluster"
+        world.namespace = request.getfixturevalue("shared_namespace") if shared else await _made(world.kube)
+        yield world
+        for item in (await world.kube.list(MOE, world.namespace)).items:
+            await world.kube.delete(MOE, world.namespace, item["metadata"]["name"])
+
+
+@pytest.fixture(scope="session")
+def shared_namespace() -> Iterator[str]:
+    """In the real cluster."""
+    name = asyncio.run(_with_client(_made))
+    yield name
+    asyncio.run(_with_client(lambda kube: kube.delete(NAMESPACE, None, name)))
+
+
+async def _with_client(act: Callable[[AioKube], Awaitable[T]]) -> T:
+    async with await AioKube.connect(REAL) as kube:
+        return await act(kube)
+
+
+async def _made(kube: Kube) -> str:
+    """The name of a new namespace."""
+    name = f"contract-{uuid.uuid4().hex[:10]}"
+    await kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    return name
 
 
 async def _release(world: World) -> None:
