@@ -64,7 +64,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class AddFinalizer:
-    """What makes sure that a MoEDeployment does not go before its children: done before any of them comes."""
+    """What makes sure that a MoEDeployment does not go before its pods: done before any of them comes."""
 
     irreversible = False
 

@@ -1,9 +1,10 @@
 """Carries out a decision: status first, then events and actions, step by step.
 
-What is applied in a row makes two steps: what others need (records, configuration, Services, roles), then
-what runs (Pods, Jobs, Deployments) and what the API server takes only now (bindings of roles). The writes of
-a step are under way together, because a group of four pods has twenty of them. Whatever part of a step a
-crash leaves undone is found undone by the next pass.
+What is applied in a row makes up to three steps: the finalizer and what others need (records, configuration,
+Services, policies), then what runs (Pods, Jobs, Deployments), then what no pod waits for: a Role costs the API
+server more than all Pods, and its binding is taken only after it. The writes of a step are under way together,
+because a group of four pods has twenty of them. Whatever part of a step a crash leaves undone is found undone
+by the next pass.
 
 Invariants: nothing is written when nothing changed; after the first error no write begins, and an
 irreversible action ends the pass; every write of the MoEDeployment itself carries the resourceVersion the
@@ -47,8 +48,8 @@ from moe_operator.runtime.kube import EVENT as EVENT_KIND
 from moe_operator.runtime.kube import KINDS, MOE_DEPLOYMENT, ApiError, JsonPatch, Kind, Kube, Obj
 
 KIND_BY_NAME: dict[str, Kind] = {kind.kind: kind for kind in KINDS}
-# In the second step of a row; everything else is in the first.
-LATER = frozenset({"RoleBinding", "Pod", "Job", "Deployment", "HTTPRoute", "InferencePool"})
+# In which step of a row; everything else is in the first.
+PLACES = {"Pod": 1, "Job": 1, "Deployment": 1, "HTTPRoute": 1, "InferencePool": 1, "Role": 1, "RoleBinding": 2}
 AT_ONCE = 16  # writes; beyond that an API server of modest size answers none of them sooner
 EVENT_MESSAGE_MAX = 1024  # bytes the API server accepts in an Event
 log = logging.getLogger(__name__)
@@ -112,9 +113,9 @@ class Executor:
 
 def steps(actions: Iterable[Action]) -> Iterator[Sequence[Action]]:
     """Actions that may be under way together, up to the first irreversible one."""
-    for applying, row in groupby(actions, key=lambda action: isinstance(action, Apply)):
-        if applying:
-            yield from (list(step) for _, step in groupby(sorted(row, key=waits), key=waits))
+    for in_a_row, row in groupby(actions, key=lambda action: isinstance(action, Apply | AddFinalizer)):
+        if in_a_row:
+            yield from (list(step) for _, step in groupby(sorted(row, key=place), key=place))
             continue
         for action in row:
             yield (action,)
@@ -122,9 +123,9 @@ def steps(actions: Iterable[Action]) -> Iterator[Sequence[Action]]:
                 return
 
 
-def waits(action: Action) -> bool:
-    """Whether something is applied in the second step of its row."""
-    return isinstance(action, Apply) and action.object["kind"] in LATER
+def place(action: Action) -> int:
+    """In which step of a row something is written."""
+    return PLACES.get(action.object["kind"], 0) if isinstance(action, Apply) else 0
 
 
 async def at_once(calls: Iterable[Callable[[], Awaitable[None]]]) -> None:
