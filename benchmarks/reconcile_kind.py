@@ -26,7 +26,7 @@ from typing import Any
 
 from moe_operator.api.names import COMPONENT_ENGINE, LABEL_COMPONENT, LABEL_DEPLOYMENT
 from moe_operator.runtime.aio_kube import AioKube
-from moe_operator.runtime.kube import MOE_DEPLOYMENT, POD, Kind
+from moe_operator.runtime.kube import MOE_DEPLOYMENT, NODE, POD, Kind
 
 from e2e.checkpoints import build
 from e2e.cluster.nodes import Kubectl
@@ -285,12 +285,19 @@ async def paper_nodes(kube: AioKube, kubectl: Kubectl) -> AsyncIterator[None]:
         await kube.apply_status({**node, "metadata": {"name": name}}, manager="kubelet")
     heart = asyncio.create_task(keep_beating(kube, names))
     try:
+        await until(lambda: all_usable(kube))
         yield
     finally:
         heart.cancel()
         await asyncio.gather(heart, return_exceptions=True)
         kubectl("delete", "nodes", "-l", f"{NODE_LABEL}=paper")
         kubectl("delete", "leases", "-n", LEASES, "-l", f"{NODE_LABEL}=paper")
+
+
+async def all_usable(kube: AioKube) -> bool:
+    """Whether the cluster has taken its own taint off the new nodes, which it does a few at a time."""
+    nodes = (await kube.list(NODE, labels=f"{NODE_LABEL}=paper")).items
+    return all(len(node["spec"]["taints"]) == 1 for node in nodes)
 
 
 async def keep_beating(kube: AioKube, nodes: Sequence[str]) -> None:

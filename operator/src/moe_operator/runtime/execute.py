@@ -1,10 +1,10 @@
 """Carries out a decision: status first, then events and actions, step by step.
 
-What is applied in a row makes up to three steps: the finalizer and what others need (records, configuration,
-Services, policies), then what runs (Pods, Jobs, Deployments), then what no pod waits for: a Role costs the API
-server more than all Pods, and its binding is taken only after it. The writes of a step are under way together,
-because a group of four pods has twenty of them. Whatever part of a step a crash leaves undone is found undone
-by the next pass.
+What is applied in a row makes up to three steps: the finalizer and what others need (records,
+configuration, Services, policies), then what runs (Pods, Jobs, Deployments) with what no pod waits for (a
+Role costs the API server more than all Pods), then bindings, which are taken only after their Roles. The
+writes of a step are under way together, because a group of four pods has twenty of them. Whatever part of a
+step a crash leaves undone is found undone by the next pass.
 
 Invariants: nothing is written when nothing changed; after the first error no write begins, and an
 irreversible action ends the pass; every write of the MoEDeployment itself carries the resourceVersion the
@@ -49,7 +49,10 @@ from moe_operator.runtime.kube import KINDS, MOE_DEPLOYMENT, ApiError, JsonPatch
 
 KIND_BY_NAME: dict[str, Kind] = {kind.kind: kind for kind in KINDS}
 # In which step of a row; everything else is in the first.
-PLACES = {"Pod": 1, "Job": 1, "Deployment": 1, "HTTPRoute": 1, "InferencePool": 1, "Role": 1, "RoleBinding": 2}
+PLACES = {
+    "Pod": 1, "Job": 1, "Deployment": 1, "HTTPRoute": 1, "InferencePool": 1, "PodDisruptionBudget": 1,
+    "Role": 1, "RoleBinding": 2,
+}  # fmt: skip
 AT_ONCE = 16  # writes; beyond that an API server of modest size answers none of them sooner
 EVENT_MESSAGE_MAX = 1024  # bytes the API server accepts in an Event
 log = logging.getLogger(__name__)
