@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from e2e.kind.release import values
+from e2e.kind.release import NAME as RELEASE
+from e2e.kind.release import NAMESPACE, values
 from e2e.scenarios.load import Load
 from e2e.scenarios.manifest import merge
 from tests.e2e.audit_log import Interval, now
@@ -29,6 +30,8 @@ async def test_upgrade_and_uninstall_leave_deployments_and_serving_alone(
         assert await world.operators() == []
         await load.reach(len(load.tally.requests) + 20)
         assert await world.exists(NAME)
+        # as where there never was a chart
+        world.site.record.client("-n", NAMESPACE, "delete", "lease", RELEASE)
         await asyncio.to_thread(release.install, wanted)
         tally = await load.finish()
     assert tally.complaints() == []

@@ -20,7 +20,7 @@ from moe_operator.api.names import (
 from moe_operator.runtime.aio_kube import AioKube
 from moe_operator.runtime.kube import KINDS, MOE_DEPLOYMENT, POD, ApiError
 
-from e2e.cluster.command import run
+from e2e.cluster.command import attempt, run
 from e2e.kind.backend import KindBackend
 from e2e.kind.bring_up import Site
 from e2e.kind.release import NAME, NAMESPACE
@@ -30,7 +30,12 @@ from e2e.scenarios.view import View
 Obj = dict[str, Any]
 SECONDS = 300.0  # for anything that is waited for; a hang is told from a slow machine by this alone
 POLL = 0.1
-GO = "import sys, urllib.request as r; r.urlopen(r.Request(sys.argv[1], sys.argv[2].encode(), method='POST'))"
+TAKEN = "taken"
+GO = f"""
+import sys, urllib.request as r
+r.urlopen(r.Request(sys.argv[1], sys.argv[2].encode(), method='POST'))
+print({TAKEN!r}, flush=True)
+"""
 CHILDREN = ("Pod", "Service", "ConfigMap", "Deployment", "ReplicaSet", "ControllerRevision", "Job", "Role",
             "RoleBinding", "ServiceAccount")  # fmt: skip
 
@@ -148,11 +153,16 @@ class World:
         return int(container_status(pod, container)["restartCount"])
 
     async def fault(self, pod: Obj, fault: Obj) -> None:
-        """Make the stub misbehave through its admin port."""
+        """Make the stub misbehave through its admin port.
+
+        A stub that is told to end takes the program that told it along: what counts is that it was told.
+        """
         url = f"http://127.0.0.1:{ADMIN_PORT}/_stub/faults"
-        name = pod["metadata"]["name"]
-        program = ("python3", "-c", GO, url, json.dumps(fault))
-        await self.kubectl_soon("exec", name, "-c", "engine", "--", *program)
+        name, record = pod["metadata"]["name"], self.site.record
+        kubectl = (record.kubectl, "--kubeconfig", record.kubeconfig, "-n", self.namespace)
+        program = ("exec", name, "-c", "engine", "--", "python3", "-c", GO, url, json.dumps(fault))
+        told = await asyncio.to_thread(attempt, *kubectl, *program)
+        assert told.out.strip() == TAKEN, told
 
     async def operators(self) -> list[Obj]:
         """Pods of the operator itself."""
