@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -280,6 +281,24 @@ async def test_a_list_that_fails_is_an_error_and_cancels_the_rest(bench: Bench) 
     with pytest.raises(ApiError, match="away"):
         await bench.see()
     assert [t for t in asyncio.all_tasks() if t is not asyncio.current_task()] == []
+
+
+async def test_an_observation_that_is_given_up_at_any_moment_leaves_no_question_half_begun(
+    bench: Bench,
+) -> None:
+    """A coroutine that nobody awaits is an error in these tests."""
+    bench.world.add(deployment())
+    asked = {"a": "10.0.0.1", "b": "10.0.0.2"}
+    for steps in range(40):
+        observation = asyncio.create_task(
+            bench.see(Wants(stager_pods=asked, leaders=asked, gateway_pods=asked))
+        )
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        observation.cancel()
+        await asyncio.gather(observation, return_exceptions=True)
+    assert observation.done() and not observation.cancelled(), "the last one was over before it was given up"
+    gc.collect()
 
 
 async def test_an_unreadable_deployment_is_an_error_not_an_absence(bench: Bench) -> None:

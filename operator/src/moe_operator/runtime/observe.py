@@ -15,6 +15,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from moe_operator.api.manifest import StageProgress
@@ -192,11 +193,11 @@ class Observer:
         complaints, resolver, stagers, leaders, gateways = await _together(
             self._complaints(snapshot.namespace, wants.complaints) if wants.complaints else _nothing(),
             self._probes.resolver(wants.resolver_pod_ip) if wants.resolver_pod_ip else _nothing(),
-            _each({pod: self._probes.progress(ip) for pod, ip in wants.stager_pods.items()}),
-            _each({pod: self._leader(pod, ip, wants) for pod, ip in wants.leaders.items()}),
+            _each({pod: partial(self._probes.progress, ip) for pod, ip in wants.stager_pods.items()}),
+            _each({pod: partial(self._leader, pod, ip, wants) for pod, ip in wants.leaders.items()}),
             _each(
                 {
-                    pod: self._probes.gateway(pod, ip, wait_generation=wants.ack_generation)
+                    pod: partial(self._probes.gateway, pod, ip, wait_generation=wants.ack_generation)
                     for pod, ip in wants.gateway_pods.items()
                 }
             ),
@@ -305,8 +306,9 @@ async def _together(*calls: Awaitable[Any]) -> list[Any]:
         raise
 
 
-async def _each(calls: Mapping[str, Awaitable[T]]) -> dict[str, T]:
-    return dict(zip(calls, await _together(*calls.values()), strict=True))
+async def _each(calls: Mapping[str, Callable[[], Awaitable[T]]]) -> dict[str, T]:
+    """Begun here and not by the caller: what is given up before it runs must hold nothing half begun."""
+    return dict(zip(calls, await _together(*(call() for call in calls.values())), strict=True))
 
 
 async def _nothing() -> None:
