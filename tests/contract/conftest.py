@@ -135,7 +135,7 @@ async def world(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Async
 
 @pytest.fixture
 async def tidy_world(
-    backend: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+    backend: str, tmp_path_factory: pytest.TempPathFactory, namespace_for_many: str
 ) -> AsyncIterator[World]:
     """For tests that make nothing but objects of our own kind.
 
@@ -143,11 +143,16 @@ async def tidy_world(
     than they do.
     """
     async with BACKENDS[backend](tmp_path_factory) as world:
-        shared = backend == "cluster"
-        world.namespace = request.getfixturevalue("shared_namespace") if shared else await _made(world.kube)
+        world.namespace = namespace_for_many or await _made(world.kube)
         yield world
         for item in (await world.kube.list(MOE, world.namespace)).items:
             await world.kube.delete(MOE, world.namespace, item["metadata"]["name"])
+
+
+@pytest.fixture
+def namespace_for_many(backend: str, request: pytest.FixtureRequest) -> str:
+    """One that is there already; "" where a world lasts for one test only."""
+    return request.getfixturevalue("shared_namespace") if backend == "cluster" else ""
 
 
 @pytest.fixture(scope="session")
