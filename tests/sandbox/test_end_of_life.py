@@ -22,7 +22,7 @@ from moe_operator.sandbox.state_dir import StateUnusable, open_state_dir
 
 from tests.sandbox.conftest import IMAGES, QUICK, RANGE
 from tests.sandbox.objects import container, pod
-from tests.sandbox.waiting import ready, until
+from tests.sandbox.waiting import ready, until, until_up
 
 FAMILY = "(setsid sleep 1000 &) ; (sleep 1000 &) ; env -i sleep 1000 & echo up; sleep 1000"
 """A process with a child that left its session, an orphan, and a child with an empty environment."""
@@ -244,7 +244,7 @@ async def test_the_api_answers_to_the_kubeconfig_and_to_nobody_else(sandbox: San
 
 async def test_logs_are_served_by_the_api(sandbox: Sandbox) -> None:
     await sandbox.kube.create(pod("speaker", container(script="echo one; echo two; sleep 1000")))
-    await until(lambda: sandbox.logs("speaker", "main") == "one\ntwo\n", "it has spoken")
+    await until_up(sandbox, "speaker", said="one\ntwo\n")
     headers = {"Authorization": f"Bearer {sandbox.tokens.admin}"}
     path = "/api/v1/namespaces/default/pods/speaker/log"
     async with httpx.AsyncClient(base_url=sandbox.api_url, headers=headers) as client:

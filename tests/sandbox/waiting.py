@@ -25,6 +25,16 @@ async def until(check: Callable[[], object], what: str, deadline: float = DEADLI
         raise AssertionError(f"not within {deadline}s: {what}") from None
 
 
+async def until_up(sandbox: Sandbox, pod: str, said: str = "up\n") -> None:
+    """Wait until the sandbox knows the process of a pod's ``main``, and that has ``said`` so much."""
+
+    def up() -> bool:
+        runs = any(found.pod == pod and found.container == "main" for found in sandbox.running())
+        return runs and sandbox.logs(pod, "main") == said
+
+    await until(up, f"{pod} runs")
+
+
 async def pod_when(sandbox: Sandbox, name: str, check: Callable[[Obj], object]) -> Obj:
     """The pod as soon as it satisfies ``check``."""
     seen: Obj = {}
