@@ -223,8 +223,13 @@ def test_what_is_applied_in_a_row_follows_what_it_needs() -> None:
     gone = Delete((), "why")
     found = list(steps([AddFinalizer(), *first, gone, applied("Pod")]))
     kinds = [[a.object["kind"] if isinstance(a, Apply) else type(a).__name__ for a in s] for s in found]
-    there = ["Service", "ConfigMap"]
-    assert kinds == [["AddFinalizer", *there], ["Pod", "Deployment", "Role"], ["RoleBinding"], ["Delete"]]
+    assert kinds == [
+        ["AddFinalizer", "ConfigMap"],
+        ["Pod"],
+        ["Service", "Role"],
+        ["RoleBinding", "Deployment"],
+        ["Delete"],
+    ]
 
 
 async def test_writes_of_a_step_are_under_way_together_and_none_begins_after_a_failure() -> None:

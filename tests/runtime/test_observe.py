@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +18,11 @@ from moe_operator.reconcile.snapshot import (
     Wants,
 )
 from moe_operator.runtime.kube import INFERENCE_POOL, MOE_DEPLOYMENT, NAMESPACE, ApiError, Obj
-from moe_operator.runtime.observe import CHILD_KINDS, Observer
+from moe_operator.runtime.observe import CHILD_KINDS, Observer, Overtaken
 from moe_operator.runtime.wakeups import Key
 
 from tests.gateway_api import published_crd
-from tests.runtime.world import World, config_map, controlled_by, deployment, memory_api, node, pod
+from tests.runtime.world import World, config_map, controlled_by, deployment, memory_api, never, node, pod
 
 KIMI = Key("default", "kimi")
 MANIFEST = Manifest(source="https://models.example/kimi", files=[])
@@ -56,6 +56,8 @@ class Bench:
     world: World = field(default_factory=World)
     answers: Answers = field(default_factory=Answers)
 
+    overtaken: Callable[[Key], Awaitable[None]] = never
+
     def observer(self, wants: Callable[[Snapshot], Wants] = lambda _: Wants()) -> Observer:
         return Observer(
             self.world.kube,
@@ -63,6 +65,7 @@ class Bench:
             now=lambda: 1234.5,
             policy=OperatorPolicy(),
             wants=wants,
+            overtaken=self.overtaken,
             operator_version="9",
         )
 
@@ -299,6 +302,30 @@ async def test_an_observation_that_is_given_up_at_any_moment_leaves_no_question_
         await asyncio.gather(observation, return_exceptions=True)
     assert observation.done() and not observation.cancelled(), "the last one was over before it was given up"
     gc.collect()
+
+
+async def test_a_question_that_is_out_of_date_is_not_waited_for(bench: Bench) -> None:
+    bench.world.add(deployment())
+    waits, over = asyncio.Event(), asyncio.Event()
+
+    async def silent(ip: str, *, completion_of: str = "") -> LeaderProbe:
+        waits.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            over.set()
+        raise AssertionError
+
+    async def overtaken(key: Key) -> None:
+        assert key == KIMI
+        await waits.wait()
+
+    bench.answers.leader = silent  # type: ignore[method-assign]
+    bench.overtaken = overtaken
+    with pytest.raises(Overtaken):
+        async with bench.observer(lambda _: Wants(leaders={"p": "10.0.0.1"})).observed(KIMI):
+            pass
+    assert over.is_set(), "the question was dropped, not forgotten"
 
 
 async def test_an_unreadable_deployment_is_an_error_not_an_absence(bench: Bench) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from moe_operator.runtime.queue import WorkQueue, backoff_seconds
+from moe_operator.runtime.queue import SPACING_SECONDS, WorkQueue, backoff_seconds
 
 from tests.runtime.virtual_time import VirtualTime, settle
 
@@ -62,6 +62,60 @@ async def test_a_key_added_during_its_pass_is_handed_out_again_only_after_it(ben
     assert len(bench.queue) == 0
     bench.queue.done("a")
     assert await bench.queue.take() == "a"
+
+
+async def test_news_in_a_burst_is_taken_together(bench: Bench) -> None:
+    bench.queue.add_soon("a")
+    assert await bench.queue.take() == "a", "the first is taken at once"
+    bench.queue.done("a")
+    await bench.time.advance(0.05)
+    for _ in range(10):
+        bench.queue.add_soon("a")
+    bench.queue.add_soon("b")
+    assert await bench.queue.take() == "b", "others do not wait for it"
+    bench.queue.done("b")
+    await bench.time.advance(SPACING_SECONDS - 0.06)
+    assert len(bench.queue) == 0
+    await bench.time.advance(0.02)
+    assert await bench.queue.take() == "a"
+
+
+async def test_news_in_a_pass_is_taken_when_that_is_over_and_long_enough_ago(bench: Bench) -> None:
+    bench.queue.add("a")
+    await bench.queue.take()
+    bench.queue.add_soon("a")
+    await bench.time.advance(SPACING_SECONDS + 0.01)
+    assert len(bench.queue) == 0
+    bench.queue.done("a")
+    assert await bench.queue.take() == "a"
+
+
+async def test_what_cannot_wait_does_not(bench: Bench) -> None:
+    bench.queue.add("a")
+    await bench.queue.take()
+    bench.queue.done("a")
+    bench.queue.add_soon("a")
+    assert len(bench.queue) == 0
+    bench.queue.add("a")
+    assert await bench.queue.take() == "a"
+    assert bench.time.pending == []
+
+
+async def test_only_the_pass_in_flight_is_overtaken(bench: Bench) -> None:
+    bench.queue.overtake("a")  # nobody to tell: an add like any other
+    await bench.queue.take()
+    told = asyncio.create_task(bench.queue.overtaken("a"))
+    bench.queue.add("a")
+    await settle()
+    assert not told.done()
+    bench.queue.overtake("a")
+    await told
+    bench.queue.done("a")
+    assert await bench.queue.take() == "a"
+    again = asyncio.create_task(bench.queue.overtaken("a"))
+    await settle()
+    assert not again.done(), "the next pass has seen what overtook the one before"
+    again.cancel()
 
 
 async def test_the_earlier_delayed_add_wins(bench: Bench) -> None:

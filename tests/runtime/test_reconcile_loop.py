@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from moe_operator.api.names import COMPONENT_ENGINE, LABEL_COMPONENT
 from moe_operator.reconcile.actions import Apply, Decision
 from moe_operator.reconcile.snapshot import Snapshot, Wants
 from moe_operator.runtime.execute import Executor, Outcome
@@ -20,10 +21,10 @@ from moe_operator.runtime.observe import Observer
 from moe_operator.runtime.probes import Probes
 from moe_operator.runtime.queue import WorkQueue
 from moe_operator.runtime.reconcile_loop import ReconcileLoop, every
-from moe_operator.runtime.wakeups import Key
+from moe_operator.runtime.wakeups import Key, WakeUps
 
-from tests.runtime.virtual_time import VirtualTime
-from tests.runtime.world import World, config_map, deployment, node, snapshot, status
+from tests.runtime.virtual_time import VirtualTime, settle
+from tests.runtime.world import World, config_map, deployment, never, node, pod, snapshot, status
 
 KIMI = Key("default", "kimi")
 
@@ -166,7 +167,12 @@ async def test_an_api_server_that_is_away_is_retried_and_not_reported_to_the_use
     world.faults["get"] = ApiError(0, "Unreachable", "connection refused")
     probes = Probes()
     observer = Observer(
-        world.kube, probes, now=lambda: 0.0, policy=snapshot(deployment()).policy, wants=lambda _: Wants()
+        world.kube,
+        probes,
+        now=lambda: 0.0,
+        policy=snapshot(deployment()).policy,
+        wants=lambda _: Wants(),
+        overtaken=never,
     )
     loop = ReconcileLoop(
         bench.queue,
@@ -275,6 +281,7 @@ def _real_loop(bench: Bench, world: World, decide: Callable[[Snapshot], Decision
         now=lambda: 0.0,
         policy=snapshot(deployment()).policy,
         wants=lambda _: Wants(cluster=True),
+        overtaken=never,
     )
     return ReconcileLoop(
         bench.queue,
@@ -284,6 +291,47 @@ def _real_loop(bench: Bench, world: World, decide: Callable[[Snapshot], Decision
         bench.metrics,
         gone=bench.gone.append,
     )
+
+
+async def test_a_lost_rank_is_seen_while_its_leader_is_asked_for_a_completion(bench: Bench) -> None:
+    """vLLM's leader may never answer when one of its ranks is gone: the pass gives up, and looks again."""
+    world = World()
+    wakeups = WakeUps(bench.queue, random.Random(3))
+    wakeups.deployment_changed(world.add(deployment()))
+    rank = pod("kimi-1")
+    rank["metadata"]["uid"] = "uid-1"
+    rank["metadata"]["labels"][LABEL_COMPONENT] = COMPONENT_ENGINE
+    asked = asyncio.Event()
+
+    class Silent:
+        async def leader(self, ip: str, *, completion_of: str = "") -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+    serves = True
+    observer = Observer(
+        world.kube,
+        Silent(),  # type: ignore[arg-type]
+        now=lambda: 0.0,
+        policy=snapshot(deployment()).policy,
+        wants=lambda _: Wants(leaders={"kimi-0": "10.0.0.1"}) if serves else Wants(),
+        overtaken=bench.queue.overtaken,
+    )
+    loop = ReconcileLoop(
+        bench.queue, observer, lambda _: Decision(None), bench.script, bench.metrics, gone=bench.gone.append
+    )
+    working = asyncio.create_task(bench.queue.work(1, loop.reconcile))
+    await asked.wait()
+    wakeups.child_changed(rank)  # news, but nothing that makes the answer worthless
+    await settle()
+    assert (len(bench.script.executed), bench.count("overtaken")) == (0, 0)
+    serves = False
+    rank["metadata"]["deletionTimestamp"] = "2026-11-30T00:00:00Z"
+    wakeups.child_changed(rank)
+    await settle()
+    assert (len(bench.script.executed), bench.count("overtaken"), bench.count("ok")) == (1, 1, 1)
+    bench.queue.close()
+    await working
 
 
 async def test_a_converged_deployment_costs_no_write(bench: Bench) -> None:
@@ -296,7 +344,12 @@ async def test_a_converged_deployment_costs_no_write(bench: Bench) -> None:
 
     unused: Any = None
     observer = Observer(
-        world.kube, unused, now=lambda: 0.0, policy=snapshot(obj).policy, wants=lambda _: Wants()
+        world.kube,
+        unused,
+        now=lambda: 0.0,
+        policy=snapshot(obj).policy,
+        wants=lambda _: Wants(),
+        overtaken=never,
     )
     loop = ReconcileLoop(
         bench.queue,

@@ -1,16 +1,24 @@
 from __future__ import annotations
 
+import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from moe_operator.api.names import LABEL_DEPLOYMENT, label_value
+from moe_operator.api.names import (
+    COMPONENT_ENGINE,
+    COMPONENT_STAGER,
+    LABEL_COMPONENT,
+    LABEL_DEPLOYMENT,
+    label_value,
+)
 from moe_operator.runtime.kube import Obj
 from moe_operator.runtime.metrics import OperatorMetrics
-from moe_operator.runtime.queue import WorkQueue
+from moe_operator.runtime.queue import SPACING_SECONDS, WorkQueue
 from moe_operator.runtime.wakeups import Key, WakeUps
 
-from tests.runtime.virtual_time import VirtualTime
+from tests.runtime.virtual_time import VirtualTime, settle
 from tests.runtime.world import deployment, node, pod, status
 
 KIMI = Key("default", "kimi")
@@ -26,7 +34,8 @@ class Bench:
         self.wakeups = WakeUps(self.queue, rng)
 
     async def woken(self) -> list[Key]:
-        """Keys that are due, as if their passes had run."""
+        """Keys that are due when those that were seen lately may be again, as if their passes had run."""
+        await self.time.advance(SPACING_SECONDS)
         keys = []
         while len(self.queue):
             key = await self.queue.take()
@@ -92,6 +101,62 @@ async def test_a_child_wakes_the_deployment_its_label_names(bench: Bench) -> Non
     bench.wakeups.child_changed(pod("p", namespace="elsewhere"))
     bench.wakeups.child_changed(pod("p", deployment="unknown"))
     assert await bench.woken() == []
+
+
+async def overtakes(bench: Bench, change: Callable[[], None]) -> bool:
+    """Whether ``change`` tells the pass that is in flight."""
+    bench.queue.add(KIMI)
+    assert await bench.queue.take() == KIMI
+    told = asyncio.create_task(bench.queue.overtaken(KIMI))
+    change()
+    await settle()
+    overtaken = told.done()
+    told.cancel()
+    bench.queue.done(KIMI)
+    assert await bench.woken() == [KIMI]
+    return overtaken
+
+
+def engine(**extra: object) -> Obj:
+    made = pod("kimi-1")
+    made["metadata"] |= {"uid": "uid-1", **extra}
+    made["metadata"]["labels"][LABEL_COMPONENT] = COMPONENT_ENGINE
+    return made
+
+
+@pytest.mark.parametrize(
+    ("lost", "deleted"),
+    [
+        (engine(deletionTimestamp="2026-11-30T00:00:00Z"), False),
+        ({**engine(), "status": {"phase": "Failed"}}, False),
+        ({**engine(), "status": {"phase": "Succeeded"}}, False),
+        (engine(), True),  # by force: nothing was heard of it before
+    ],
+)
+async def test_a_lost_rank_overtakes_the_pass_in_flight_and_does_so_once(
+    bench: Bench, lost: Obj, deleted: bool
+) -> None:
+    bench.wakeups.deployment_changed(seen())
+    await bench.woken()
+    assert not await overtakes(bench, lambda: bench.wakeups.child_changed(engine()))
+    assert await overtakes(bench, lambda: bench.wakeups.child_changed(lost, deleted=deleted))
+    if not deleted:
+        assert not await overtakes(bench, lambda: bench.wakeups.child_changed(lost))
+        assert not await overtakes(bench, lambda: bench.wakeups.child_changed(lost, deleted=True))
+
+
+async def test_another_pod_that_ends_overtakes_nothing(bench: Bench) -> None:
+    bench.wakeups.deployment_changed(seen())
+    await bench.woken()
+    ended = {**engine(), "status": {"phase": "Succeeded"}}
+    ended["metadata"]["labels"][LABEL_COMPONENT] = COMPONENT_STAGER
+    assert not await overtakes(bench, lambda: bench.wakeups.child_changed(ended))
+
+
+async def test_an_edit_overtakes_the_pass_in_flight(bench: Bench) -> None:
+    bench.wakeups.deployment_changed(seen())
+    await bench.woken()
+    assert await overtakes(bench, lambda: bench.wakeups.deployment_changed(seen(generation=2)))
 
 
 async def test_a_name_too_long_for_a_label_is_found_again(bench: Bench) -> None:

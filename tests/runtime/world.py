@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -17,6 +18,11 @@ from moe_operator.sandbox.api import MemoryApi, MemoryKube
 
 GPU = "nvidia.com/gpu"
 WRITES = ("apply", "apply_status", "create", "replace", "patch_json", "delete")
+
+
+async def never(_: object) -> None:
+    """A pass that nothing overtakes."""
+    await asyncio.Event().wait()
 
 
 def memory_api(*, collects_garbage: bool = True, clock: Callable[[], float] = time.time) -> MemoryApi:

@@ -85,8 +85,14 @@ class Busy(World):
         self.queue = NextPass()
         kube = GivingWay(self.kube, rng)
         observer = Observer(
-            kube, self.probes, now=self.time, policy=self.policy, wants=wants, entropy=self.next_token
-        )  # type: ignore[arg-type]
+            kube,  # type: ignore[arg-type]
+            self.probes,
+            now=self.time,
+            policy=self.policy,
+            wants=wants,
+            entropy=self.next_token,
+            overtaken=self.overtaken,
+        )
         self.loop = ReconcileLoop(
             self.queue,  # type: ignore[arg-type]
             observer,
@@ -96,6 +102,14 @@ class Busy(World):
             gone=lambda key: None,
             clock=self.time,
         )
+
+    async def overtaken(self, key: Key) -> None:
+        """By something that happens while pods are asked, as often as chance has it."""
+        if self.rng.random() < 0.9:
+            await asyncio.Event().wait()
+        for _ in range(self.rng.randrange(3)):
+            await asyncio.sleep(0)
+        self.queue.add(key)
 
     async def operator_pass(self) -> None:
         self.kube.dead = False

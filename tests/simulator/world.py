@@ -29,6 +29,7 @@ from moe_operator.runtime.wakeups import Key
 from moe_operator.sandbox import controllers, nodes
 from moe_operator.sandbox.api import Admission, MemoryApi, MemoryKube
 
+from tests.runtime.world import never
 from tests.simulator.kubelet import SimulatedKubelet
 from tests.simulator.probes import SimulatedProbes
 
@@ -151,8 +152,14 @@ class World:
 
     def observer(self) -> Observer:
         return Observer(
-            self.kube, self.probes, now=self.time, policy=self.policy, wants=wants, entropy=self.next_token
-        )  # type: ignore[arg-type]
+            self.kube,  # type: ignore[arg-type]
+            self.probes,
+            now=self.time,
+            policy=self.policy,
+            wants=wants,
+            entropy=self.next_token,
+            overtaken=never,
+        )
 
     async def observe(self, key: Key) -> Snapshot:
         async with self.observer().observed(key, self.errors.get(key, "")) as snapshot:

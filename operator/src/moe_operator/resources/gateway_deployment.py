@@ -7,6 +7,9 @@ pod that asks the agent on loopback; nothing on the network can take a gateway o
 What a missing Secret does is part of the contract. API keys are an optional mount: a pod without them starts
 and lets nobody in, so switching keys on can only close doors, and deleting the Secret closes them all.
 Certificates are a required mount: a pod that cannot speak HTTPS does not replace one that serves.
+
+The containers share one process namespace. The first process of a namespace is deaf to SIGTERM until it has
+a handler: an Envoy that was told to end while it started would run on until the grace period is over.
 """
 
 from __future__ import annotations
@@ -82,6 +85,7 @@ def gateway_deployment(owner: Owner, spec: MoESpec, policy: OperatorPolicy) -> O
                     "serviceAccountName": name,
                     "automountServiceAccountToken": True,
                     "enableServiceLinks": False,
+                    "shareProcessNamespace": True,
                     "terminationGracePeriodSeconds": spec.rollout.drain_seconds + DRAIN_MARGIN_SECONDS,
                     "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
                     "topologySpreadConstraints": _spread(owner),

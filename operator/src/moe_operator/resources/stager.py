@@ -2,6 +2,7 @@
 
 Pinned to its node by name, tolerant of what keeps others off GPU nodes, without a service account, without a
 GPU: GPUs are full while a revision serves. The store is the admin's directory; only ``moestage`` writes it.
+It is not the first process of its namespace, which would be deaf to SIGTERM until Python has a handler.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ def node_pod(
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
+        "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": 30,
         "affinity": pinned_to(node),
         "tolerations": list(tolerations),

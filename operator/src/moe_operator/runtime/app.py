@@ -198,6 +198,7 @@ class _Operator:
             now=time.time,
             policy=self._options.policy,
             wants=self._brain.wants,
+            overtaken=queue.overtaken,
             operator_version=__version__,
         )
         executor = Executor(self._kube, time.time, instance=self._identity)

@@ -1,10 +1,11 @@
 """Carries out a decision: status first, then events and actions, step by step.
 
-What is applied in a row makes up to three steps: the finalizer and what others need (records,
-configuration, Services, policies), then what runs (Pods, Jobs, Deployments) with what no pod waits for (a
-Role costs the API server more than all Pods), then bindings, which are taken only after their Roles. The
-writes of a step are under way together, because a group of four pods has twenty of them. Whatever part of a
-step a crash leaves undone is found undone by the next pass.
+What is applied in a row makes up to four steps: the finalizer and what must be there before a pod is
+(records, configuration, network policies); then Pods and Jobs, alone, because loading weights takes longest
+and a Role costs the API server more than four Pods; then what the rest of the world needs, and last what
+needs that (a Deployment its ServiceAccount, a binding its Role). The writes of a step are under way together,
+because a group of four pods has twenty of them. Whatever part of a step a crash leaves undone is found undone
+by the next pass.
 
 Invariants: nothing is written when nothing changed; after the first error no write begins, and an
 irreversible action ends the pass; every write of the MoEDeployment itself carries the resourceVersion the
@@ -50,8 +51,9 @@ from moe_operator.runtime.kube import KINDS, MOE_DEPLOYMENT, ApiError, JsonPatch
 KIND_BY_NAME: dict[str, Kind] = {kind.kind: kind for kind in KINDS}
 # In which step of a row; everything else is in the first.
 PLACES = {
-    "Pod": 1, "Job": 1, "Deployment": 1, "HTTPRoute": 1, "InferencePool": 1, "PodDisruptionBudget": 1,
-    "Role": 1, "RoleBinding": 2,
+    "Pod": 1, "Job": 1,
+    "Service": 2, "ServiceAccount": 2, "PodDisruptionBudget": 2, "Role": 2,
+    "Deployment": 3, "HTTPRoute": 3, "InferencePool": 3, "RoleBinding": 3,
 }  # fmt: skip
 AT_ONCE = 16  # writes; beyond that an API server of modest size answers none of them sooner
 EVENT_MESSAGE_MAX = 1024  # bytes the API server accepts in an Event

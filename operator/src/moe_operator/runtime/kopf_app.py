@@ -83,7 +83,7 @@ class Watches:
 
     async def _child_event(self, *, event: Any, resource: Any, **_: Any) -> None:
         self._metrics.event_seen(resource.kind)
-        self._wakeups.child_changed(event["object"])
+        self._wakeups.child_changed(event["object"], deleted=event["type"] == "DELETED")
 
     async def _node_event(self, *, event: Any, **_: Any) -> None:
         self._metrics.event_seen(NODE.kind)

@@ -6,6 +6,9 @@ LISTs and little else.
 
 What all MoEDeployments share (GPUs, places at a source, nodes' stores) is read under one lock for the whole
 process, and the lock is held until the decision made from it is written: two can never be promised the same.
+
+Answers of pods are worth waiting for only while the question stands. What changes it meanwhile (a rank is
+lost, the spec was edited) makes the observation give up: ``Overtaken``.
 """
 
 from __future__ import annotations
@@ -83,6 +86,10 @@ ENTROPY_BYTES = 32
 T = TypeVar("T")
 
 
+class Overtaken(Exception):
+    """The world changed while pods were asked; the next look begins at once."""
+
+
 class PodProbes(Protocol):
     """What can be asked of pods (see :class:`moe_operator.runtime.probes.Probes`)."""
 
@@ -104,7 +111,11 @@ class PodProbes(Protocol):
 
 
 class Observer:
-    """Reads the world for one reconcile; ``now`` is the wall clock in seconds since the epoch."""
+    """Reads the world for one reconcile.
+
+    ``now`` is the wall clock in seconds since the epoch; ``overtaken`` returns when what is being observed of
+    a key has changed since the look at it began.
+    """
 
     def __init__(
         self,
@@ -114,6 +125,7 @@ class Observer:
         now: Callable[[], float],
         policy: OperatorPolicy,
         wants: Callable[[Snapshot], Wants],
+        overtaken: Callable[[Key], Awaitable[object]],
         operator_version: str = "",
         entropy: Callable[[], str] = lambda: secrets.token_hex(ENTROPY_BYTES),
     ) -> None:
@@ -124,11 +136,14 @@ class Observer:
         self._wants = wants
         self._version = operator_version
         self._entropy = entropy
+        self._overtaken = overtaken
         self._claims = asyncio.Lock()
 
     @asynccontextmanager
     async def observed(self, key: Key, last_error: str = "") -> AsyncIterator[Snapshot | None]:
         """Everything about ``key`` as of now; None when it does not exist. ApiError when unreadable.
+
+        Overtaken when what its pods were asked is out of date before they answered.
 
         While this is entered nobody else sees ``cluster`` and ``fleet`` of a snapshot that has them, so a
         decision that claims is to be written before it is left.
@@ -149,7 +164,20 @@ class Observer:
         if snapshot is None:
             return None, Wants()
         wants = self._wants(snapshot)
-        return await self._with_answers(snapshot, wants), wants
+        return await self._unless_overtaken(key, self._with_answers(snapshot, wants)), wants
+
+    async def _unless_overtaken(self, key: Key, answers: Awaitable[Snapshot]) -> Snapshot:
+        asking, overtaken = asyncio.ensure_future(answers), asyncio.ensure_future(self._overtaken(key))
+        try:
+            await asyncio.wait({asking, overtaken}, return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                overtaken.result()
+                raise Overtaken
+            return asking.result()
+        finally:
+            asking.cancel()
+            overtaken.cancel()
+            await asyncio.gather(asking, overtaken, return_exceptions=True)
 
     async def _own(self, key: Key, last_error: str) -> Snapshot | None:
         try:

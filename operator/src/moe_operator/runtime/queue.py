@@ -5,6 +5,12 @@ key is processed marks it dirty, and it is queued again when its pass ends. A ke
 delayed add; the earlier one wins. A pass answers for everything that was known when it began, so taking
 a key drops its delayed add: whoever still needs one (the pass itself) sets it again.
 
+News that comes in bursts (a group's pods start in a dozen small steps each) is taken together: ``add_soon``
+keeps passes over a key apart.
+
+A pass may take long when all it does is wait for answers. ``overtake`` is an ``add`` that such a pass is told
+of: what it asks about is not worth waiting for any more.
+
 Invariant: after ``add(key)`` a pass over ``key`` begins later than that call, whatever else happens.
 """
 
@@ -16,6 +22,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, Generic, Protocol, TypeVar
 
+SPACING_SECONDS = 0.2  # a pass costs the API server as much as creating four pods
 BACKOFF_BASE_SECONDS = 1.0
 BACKOFF_CAP_SECONDS = 300.0
 
@@ -67,7 +74,8 @@ class WorkQueue(Generic[K]):
         self._observer = observer
         self._queued: deque[K] = deque()
         self._due_since: dict[K, float] = {}  # queued or dirty keys
-        self._processing: set[K] = set()
+        self._processing: dict[K, asyncio.Event] = {}  # set: overtaken
+        self._began: dict[K, float] = {}  # the last pass; passes that began long ago may be missing
         self._delayed: dict[K, tuple[float, TimerHandle]] = {}
         self._failures: dict[K, int] = {}
         self._wakers: deque[asyncio.Future[None]] = deque()
@@ -80,6 +88,21 @@ class WorkQueue(Generic[K]):
         self._due_since[key] = self._timer.time()
         if key not in self._processing:
             self._enqueue(key)
+
+    def add_soon(self, key: K) -> None:
+        """``add``, but no pass begins within ``SPACING_SECONDS`` of the one before because of it."""
+        since = self._timer.time() - self._began.get(key, float("-inf"))
+        self.add_after(key, SPACING_SECONDS - since)
+
+    def overtake(self, key: K) -> None:
+        """``add``, and tell the pass over ``key`` that is in flight."""
+        self.add(key)
+        if key in self._processing:
+            self._processing[key].set()
+
+    async def overtaken(self, key: K) -> None:
+        """Return once the pass over ``key`` that is in flight has been overtaken; KeyError without one."""
+        await self._processing[key].wait()
 
     def add_after(self, key: K, delay: float) -> None:
         """Have ``key`` reconciled in ``delay`` seconds, or earlier when something else asks for it."""
@@ -124,15 +147,18 @@ class WorkQueue(Generic[K]):
         if self._closed:
             return None
         key = self._queued.popleft()
-        self._processing.add(key)
+        self._processing[key] = asyncio.Event()
         self._drop_delayed(key)
-        self._observer.waited(self._timer.time() - self._due_since.pop(key))
+        now = self._timer.time()
+        self._began = {k: began for k, began in self._began.items() if now - began < SPACING_SECONDS}
+        self._began[key] = now
+        self._observer.waited(now - self._due_since.pop(key))
         self._observer.depth(len(self._queued))
         return key
 
     def done(self, key: K) -> None:
         """The pass over ``key`` ended; queue it again when something happened meanwhile."""
-        self._processing.discard(key)
+        self._processing.pop(key, None)
         if key in self._due_since and not self._closed:
             self._enqueue(key)
 

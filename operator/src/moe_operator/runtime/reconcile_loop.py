@@ -4,6 +4,8 @@ A decision that claims what others may want (GPUs, a place at a source, a node's
 its snapshot still keeps the others from claiming (see ``observe.py``). Nothing else is shared between
 passes but how each key's last one ended.
 
+A pass that was overtaken while it waited for pods to answer is over; the key is queued already.
+
 Errors never end the loop. A conflict means somebody wrote first: look again, at once the first time, with
 backoff when it goes on. Anything else is retried with backoff; what the API server said to a write is told
 to the next decision, which reports it in a condition.
@@ -23,6 +25,7 @@ from moe_operator.reconcile.snapshot import Snapshot
 from moe_operator.runtime.execute import Outcome
 from moe_operator.runtime.kube import ApiError
 from moe_operator.runtime.metrics import OperatorMetrics
+from moe_operator.runtime.observe import Overtaken
 from moe_operator.runtime.queue import BACKOFF_CAP_SECONDS, WorkQueue
 from moe_operator.runtime.wakeups import Key
 
@@ -78,6 +81,8 @@ class ReconcileLoop:
         try:
             async with asyncio.timeout(PASS_SECONDS):
                 result = await self._pass(key, fields)
+        except Overtaken:
+            result = "overtaken"
         except Exception as error:
             # A bug in one deployment's path must not take the others down: loud, counted, retried.
             result = self._failed(key, fields, error)

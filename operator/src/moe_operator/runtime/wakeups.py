@@ -4,6 +4,9 @@ Events only wake; nothing is ever decided from their contents. An event that can
 heartbeat, our own status write) is recognised by comparing fingerprints with the last event of the same
 object, so a converged cluster stays quiet.
 
+What changes the question (a rank is lost, the MoEDeployment was edited) overtakes a pass that still waits for
+answers: a leader whose rank is gone may never answer. Each pod and each edit does so once.
+
 Invariant: forgetting everything here costs nothing but one superfluous pass per MoEDeployment.
 """
 
@@ -15,12 +18,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from moe_operator.api.names import LABEL_DEPLOYMENT, digest, label_value
+from moe_operator.api.names import COMPONENT_ENGINE, LABEL_COMPONENT, LABEL_DEPLOYMENT, digest, label_value
 from moe_operator.runtime.kube import Obj
 from moe_operator.runtime.queue import WorkQueue
 
 NODE_COALESCE_SECONDS = 1.0  # nodes come and go in racks
 SWEEP_SECONDS = 180.0
+ENDED = {"Succeeded", "Failed"}  # phases of a pod that never runs again
 SWEEP_SPREAD_SECONDS = 120.0  # 180 ± 120: every MoEDeployment gets a pass every 60–300 s
 
 
@@ -43,6 +47,7 @@ class WakeUps:
         self._rng = rng
         self._by_label: dict[tuple[str, str], Key] = {}
         self._fingerprints: dict[str, str] = {}  # uid → digest of what mattered of the object
+        self._ending: set[str] = set()  # uids of engine pods that are known to end
 
     @property
     def known(self) -> tuple[Key, ...]:
@@ -54,15 +59,22 @@ class WakeUps:
         key = key_of(obj)
         self._learn(key)
         if self._news(obj, _wish(obj), deleted=deleted):
-            self._queue.add(key)
+            self._queue.overtake(key)
 
-    def child_changed(self, obj: Obj) -> None:
+    def child_changed(self, obj: Obj, *, deleted: bool = False) -> None:
         """An object that carries the deployment label was listed, created, changed or removed."""
         meta = obj["metadata"]
         label = (meta.get("labels") or {}).get(LABEL_DEPLOYMENT, "")
+        lost = self._is_lost(obj, deleted=deleted)
         key = self._by_label.get((meta.get("namespace", ""), label))
-        if key is not None:
+        if key is None:
+            return
+        if lost:
+            self._queue.overtake(key)
+        elif deleted:  # its place is free
             self._queue.add(key)
+        else:
+            self._queue.add_soon(key)
 
     def node_changed(self, obj: Obj, *, deleted: bool = False) -> None:
         """A node was listed, created, changed or removed; only GPU nodes concern us."""
@@ -87,6 +99,20 @@ class WakeUps:
 
     def _learn(self, key: Key) -> None:
         self._by_label[key.namespace, label_value(key.name)] = key
+
+    def _is_lost(self, obj: Obj, *, deleted: bool) -> bool:
+        """Whether this is the first that is heard of the end of an engine's pod."""
+        meta = obj["metadata"]
+        if (meta.get("labels") or {}).get(LABEL_COMPONENT) != COMPONENT_ENGINE:
+            return False
+        phase = (obj.get("status") or {}).get("phase")
+        ends = deleted or bool(meta.get("deletionTimestamp")) or phase in ENDED
+        first = ends and meta["uid"] not in self._ending
+        if deleted:
+            self._ending.discard(meta["uid"])
+        elif ends:
+            self._ending.add(meta["uid"])
+        return first
 
     def _news(self, obj: Obj, facts: Any, *, deleted: bool) -> bool:
         uid = obj["metadata"]["uid"]
