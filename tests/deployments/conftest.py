@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from ipaddress import IPv4Network
 from pathlib import Path
 
@@ -34,14 +35,21 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-async def site(tmp_path: Path, checkpoints: Path) -> AsyncIterator[Site]:
+@asynccontextmanager
+async def built(state: Path, checkpoints: Path) -> AsyncIterator[Site]:
     """Four H20 nodes; images ``stub:…`` are the engine stub."""
     config = SandboxConfig(
         images=images(),
         claims={Key("default", "checkpoints"): checkpoints},
-        state_dir=tmp_path / "state",
+        state_dir=state,
         loopback=RANGE,
     )
     async with Sandbox(config) as sandbox:
         yield Site(sandbox)
+
+
+@pytest.fixture
+async def site(tmp_path: Path, checkpoints: Path) -> AsyncIterator[Site]:
+    """A sandbox of the test's own."""
+    async with built(tmp_path / "state", checkpoints) as site:
+        yield site
