@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from functools import cache
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -116,11 +117,6 @@ class ApiModel(BaseModel):
         """The object as it travels: JSON names, absent members left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
-    def members(self) -> Iterator[tuple[str, Any]]:
-        """(JSON name, value) of every declared member."""
-        for name, info in type(self).model_fields.items():
-            yield info.alias or name, getattr(self, name)
-
 
 def below(path: str, member: str) -> str:
     """Path of a member of the object at ``path``; "" is the root."""
@@ -133,12 +129,26 @@ def broken_rules(value: object, path: str) -> Iterator[FieldError]:
         for rule in value.RULES:
             if not rule.holds(value):
                 yield FieldError(below(path, rule.field), rule.message)
-        for name, member in value.members():
-            if isinstance(member, ApiModel | list):
-                yield from broken_rules(member, below(path, name))
+        for attribute, name in _with_rules_below(type(value)):
+            yield from broken_rules(getattr(value, attribute), below(path, name))
     elif isinstance(value, list):
         for index, item in enumerate(value):
             yield from broken_rules(item, f"{path}[{index}]")
+
+
+@cache
+def _with_rules_below(model: type[ApiModel]) -> tuple[tuple[str, str], ...]:
+    """(attribute, JSON name) of each member in which a rule may be broken: few of some hundred."""
+    fields = model.model_fields.items()
+    return tuple((name, info.alias or name) for name, info in fields if _has_rules(info.annotation))
+
+
+def _has_rules(annotation: Any) -> bool:
+    if parts := get_args(annotation):
+        return any(_has_rules(part) for part in parts)
+    if not (isinstance(annotation, type) and issubclass(annotation, ApiModel)):
+        return False
+    return bool(annotation.RULES or _with_rules_below(annotation))
 
 
 _DNS_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"

@@ -28,7 +28,7 @@ def differs(observed: Obj | None, desired: Obj) -> bool:
 
 
 def _holds(observed: Any, desired: Any) -> bool:
-    if observed is None and not desired:
+    if observed == desired or (observed is None and not desired):
         return True  # the API server leaves empty values out
     if isinstance(desired, dict):
         return isinstance(observed, dict) and all(
