@@ -134,6 +134,20 @@ async def test_a_grace_period_can_only_get_shorter(world: World, node: str) -> N
     await world.kube.delete(POD, world.namespace, "pod", grace_seconds=0)
 
 
+async def test_a_deleted_pod_that_has_ended_is_let_go_by_a_grace_of_nothing(world: World, node: str) -> None:
+    made = await world.kube.create(world.pod(node=node))
+    await world.kube.delete(POD, world.namespace, "pod", grace_seconds=10)
+    meta = {"name": "pod", "namespace": world.namespace}
+    ended = {**made, "metadata": meta, "status": {"phase": "Succeeded"}}
+    await world.kube.apply_status(ended, manager="kubelet")
+
+    await world.kube.delete(POD, world.namespace, "pod", grace_seconds=10)
+    assert await there(world.kube, POD, world.namespace, "pod")
+
+    await world.kube.delete(POD, world.namespace, "pod", uid=made["metadata"]["uid"], grace_seconds=0)
+    assert not await there(world.kube, POD, world.namespace, "pod")
+
+
 async def test_dependents_go_with_their_owner_in_the_background(world: World) -> None:
     owner = await world.kube.create(world.deployment())
     child = await world.kube.create(world.config_map("child", ownerReferences=[owned_by(owner)]))

@@ -42,6 +42,7 @@ def rank(number: int, **facts: Any) -> RankPod:
         "terminating": False,
         "grace_seconds": 0,
         "ended": False,
+        "over": False,
         "rejected": False,
         "trouble": None,
     }

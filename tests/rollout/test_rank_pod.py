@@ -75,6 +75,7 @@ def test_a_ready_pod_is_read() -> None:
         terminating=False,
         grace_seconds=0,
         ended=False,
+        over=False,
         rejected=False,
         trouble=None,
     )
@@ -91,10 +92,16 @@ def deleting(obj: Obj) -> Obj:
         (pod(), {"staged": True, "running": False, "ready": False, "ended": False}),
         (pod(waiting("PodInitializing"), RUNNING), {"staged": False, "running": False}),
         (pod(RUNNING, ended(0), "Running"), {"staged": True, "running": True, "ready": False}),
-        (pod(ended(0), ended(0), "Succeeded", conditions=ready()), {"ended": True, "ready": False}),
+        (
+            pod(ended(0), ended(0), "Succeeded", conditions=ready()),
+            {"ended": True, "over": True, "ready": False},
+        ),
         (pod(ended(137), ended(0), "Failed"), {"ended": True, "running": False, "rejected": False}),
         # a sidecar still runs, so the pod does too; the engine's end is the rank's end
-        (pod(ended(0), ended(0), "Running", conditions=ready()), {"ended": True, "ready": False}),
+        (
+            pod(ended(0), ended(0), "Running", conditions=ready()),
+            {"ended": True, "over": False, "ready": False},
+        ),
         (
             deleting(pod(RUNNING, ended(0), "Running", conditions=ready())),
             {"terminating": True, "ready": False, "ended": False, "grace_seconds": 30},

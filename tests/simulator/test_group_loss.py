@@ -86,6 +86,27 @@ async def test_losing_a_rank_recreates_its_group_once_and_no_other(served: World
     assert lives == {"0", "1"}
 
 
+async def test_pods_that_have_ended_make_room_before_their_kubelets_have_cleaned_up(served: World) -> None:
+    old = {pod["metadata"]["uid"] for pod in served.engine_pods()}
+    served.kubelet.dead = {pod["spec"]["nodeName"] for pod in served.engine_pods()}
+    await delete_a_worker(served)
+    for _ in range(10):
+        await served.step()
+    ending = served.engine_pods()
+    assert {pod["metadata"]["uid"] for pod in ending} == old
+    assert all(pod["metadata"]["deletionGracePeriodSeconds"] for pod in ending)
+    for count, pod in enumerate(ending, start=1):
+        meta = {key: pod["metadata"][key] for key in ("name", "namespace")}
+        await served.user.apply_status(
+            {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "status": {"phase": "Succeeded"}},
+            manager="kubelet",
+        )
+        await served.step()
+        left = {pod["metadata"]["uid"] for pod in served.engine_pods()} & old
+        assert len(left) == len(old) - count, "and no other is hurried"
+    assert len(served.engine_pods()) == len(old)
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 async def test_the_endpoint_leaves_the_gateway_before_a_pod_is_deleted(served: World, loss: Loss) -> None:
     leader = rank(served, 0)["metadata"]["name"]

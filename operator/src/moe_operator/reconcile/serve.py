@@ -168,13 +168,20 @@ def _sweep(snapshot: Snapshot, draft: Draft) -> Draft:
 
 
 def _end(snapshot: Snapshot, draft: Draft, pods: Iterable[RankPod], grace: int, why: str) -> Draft:
-    """Delete pods together; one that is already going gets less time when it has more than ``grace``."""
-    refs = tuple(
-        Ref("Pod", snapshot.namespace, p.name, p.uid)
-        for p in pods
-        if not p.terminating or p.grace_seconds > grace
-    )
-    return draft.delete(Delete(refs, why, grace)) if refs else draft
+    """Delete pods together; one that is already going gets less time when it has more than ``grace``.
+
+    When all are going, those of which nothing runs any more make room at once: a kubelet may take seconds to
+    clean up after them, and their successors have their names.
+    """
+    pods = tuple(pods)
+    if to_end := [p for p in pods if not p.terminating or (p.grace_seconds > grace and not p.over)]:
+        return draft.delete(Delete(_refs(snapshot, to_end), why, grace))
+    over = [p for p in pods if p.over and p.grace_seconds]
+    return draft.delete(Delete(_refs(snapshot, over), why, 0)) if over else draft
+
+
+def _refs(snapshot: Snapshot, pods: Iterable[RankPod]) -> tuple[Ref, ...]:
+    return tuple(Ref("Pod", snapshot.namespace, p.name, p.uid) for p in pods)
 
 
 def _is_of(placement: PlacementStatus, group: Group) -> bool:

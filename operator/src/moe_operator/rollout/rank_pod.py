@@ -19,6 +19,7 @@ from moe_operator.api.names import ANNOTATION_INCARNATION, LABEL_RANK, LABEL_REP
 Obj = dict[str, Any]
 
 # Reasons of pods that the node refused; nobody else cleans these up (topology reference §2.4).
+OVER = frozenset({"Succeeded", "Failed"})  # phases that a kubelet tells once no container runs
 REJECTED = frozenset(
     {
         "UnexpectedAdmissionError",
@@ -68,6 +69,7 @@ class RankPod:
     terminating: bool
     grace_seconds: int  # of a pod that is being deleted
     ended: bool
+    over: bool  # its kubelet says that nothing of it runs any more
     rejected: bool  # the node refused it: a placement failure, not an engine failure
     trouble: Trouble | None
 
@@ -79,7 +81,7 @@ def rank_pod(pod: Obj, complaint: str = "") -> RankPod:
     engine = _container(status.get("containerStatuses"), "engine")
     phase = status.get("phase", "Pending")
     terminating = bool(meta.get("deletionTimestamp"))
-    ended = phase in {"Succeeded", "Failed"} or "terminated" in (engine.get("state") or {})
+    ended = phase in OVER or "terminated" in (engine.get("state") or {})
     return RankPod(
         name=meta["name"],
         uid=meta.get("uid", ""),
@@ -96,6 +98,7 @@ def rank_pod(pod: Obj, complaint: str = "") -> RankPod:
         terminating=terminating,
         grace_seconds=int(meta.get("deletionGracePeriodSeconds") or 0),
         ended=ended,
+        over=phase in OVER,
         rejected=ended and _is_rejection(status.get("reason", "")),
         trouble=pod_trouble(pod, complaint),
     )

@@ -84,9 +84,11 @@ def marked_for_deletion(
 ) -> Obj:
     """The object after a DELETE: it has a time to be gone by, and finalizers that say what to wait for."""
     meta = obj["metadata"]
-    grace = _grace(resource, obj, grace_seconds)
-    if "deletionTimestamp" in meta:
-        grace = min(grace, meta.get("deletionGracePeriodSeconds", 0))
+    if "deletionTimestamp" in meta:  # whatever has become of it: a grace that runs only gets shorter
+        left = meta.get("deletionGracePeriodSeconds", 0)
+        grace = left if grace_seconds is None else min(grace_seconds, left)
+    else:
+        grace = _grace(resource, obj, grace_seconds)
     wait = {"Foreground": (garbage.FOREGROUND,), "Orphan": (garbage.ORPHAN,), "Background": ()}[propagation]
     kept = [f for f in meta.get("finalizers", ()) if f not in (garbage.FOREGROUND, garbage.ORPHAN)]
     if resource.kind == kube.CRD and "deletionTimestamp" not in meta:
