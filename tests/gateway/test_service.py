@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from moe_operator.api.intent import Intent
 from moe_operator.gateway.address import Address
-from moe_operator.gateway.admin import Admin
+from moe_operator.gateway.admin import Admin, EnvoyAway
 from moe_operator.gateway.agent import Agent
 from moe_operator.gateway.drain import Drain
 from moe_operator.gateway.keys import InForce
@@ -91,6 +91,29 @@ async def test_odd_requests(agent_address: tuple[str, int], request_text: str, s
     writer.close()
     assert answer.startswith(f"HTTP/1.1 {status} ".encode())
     assert b"connection: close\r\n" in answer
+
+
+async def test_who_waits_for_an_intent_does_not_read_envoy_while_it_is_taken_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = 0
+
+    async def count(_: Admin) -> Reading:
+        nonlocal readings
+        readings += 1
+        raise EnvoyAway
+
+    monkeypatch.setattr(Admin, "read", count)
+    address = loopback()
+    async with Admin(Address(address, 9901)) as admin:
+        agent = Agent(Store(tmp_path), admin, None, Address(address, 9903), _nothing_else, _no_keys)
+        waiting = asyncio.create_task(agent.ack_of(5, timeout=0.5))
+        for generation in range(2, 6):
+            await asyncio.sleep(0.05)
+            agent.offer(intent(generation).model_dump_json(by_alias=True), "api")
+        answer = await waiting
+    assert (answer.received_generation, answer.generation) == (5, -1)
+    assert readings == 2, "at the beginning and at the end"
 
 
 async def test_leaving_the_server_ends_a_wait_that_is_still_open(tmp_path: Path) -> None:

@@ -259,7 +259,11 @@ class Agent:
             yield _without_words(refused)
 
     async def ack_of(self, generation: int, timeout: float) -> Ack:
-        """:meth:`ack` once ``generation`` or a newer one is settled, or after ``timeout`` seconds."""
+        """:meth:`ack` once ``generation`` or a newer one is settled, or after ``timeout`` seconds.
+
+        Envoy is read when the answer may be yes, and now and then: while it takes an intent up, every reading
+        makes that slower.
+        """
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout
         while True:
@@ -268,7 +272,13 @@ class Agent:
             left = deadline - clock()
             if answer.generation >= generation or refused or left <= 0:
                 return answer
-            await _wait(changed, min(left, SLOWEST_LOOK_SECONDS))
+            again = clock() + min(left, SLOWEST_LOOK_SECONDS)
+            while await _wait(changed, again - clock()) and not self._may_be_settled(generation):
+                changed = self._changed
+
+    def _may_be_settled(self, generation: int) -> bool:
+        """Whether ``generation`` was accepted or something is wrong with it, as far as is known here."""
+        return bool(self._reasons) or (self._accepted is not None and self._accepted.generation >= generation)
 
     def _announce(self) -> None:
         """Wake everybody who waits for a change."""
@@ -286,10 +296,12 @@ class Agent:
         return seen.refusals if seen else {}
 
 
-async def _wait(changed: asyncio.Event, seconds: float) -> None:
+async def _wait(changed: asyncio.Event, seconds: float) -> bool:
+    """Whether it changed within ``seconds``."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):  # wait_for of Python 3.11 may swallow a cancellation
             await changed.wait()
+    return changed.is_set()
 
 
 def _pauses() -> Iterator[float]:
