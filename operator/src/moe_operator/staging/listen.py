@@ -16,6 +16,7 @@ from moe_operator.staging.failure import StageError
 JSON = "application/json"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 REQUEST_SECONDS = 10  # a client that dawdles longer is hung up on
+LAST_LOOK_SECONDS = 0.02  # how long the end of a run may wait for its port: an engine waits for its stager
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ def bound(address: str, handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
             f"cannot listen on {address}: {fault.strerror or fault}",
             hint="another process has the port, or the address is not this machine's",
         ) from fault
-    thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="listen", daemon=True)
+    looks = (LAST_LOOK_SECONDS,)
+    thread = threading.Thread(target=server.serve_forever, args=looks, name="listen", daemon=True)
     thread.start()
     try:
         yield f"{server.server_address[0]!s}:{server.server_address[1]}"
