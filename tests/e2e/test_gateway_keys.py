@@ -81,8 +81,8 @@ async def test_keys_are_rotated_under_load_without_a_failure(world: World, figur
     await hold(world, alice=old)
     asked_for = {"spec": {"gateway": {"auth": {"secretRef": {"name": KEYS}}}}}
     await world.serve(slow_tokens(world, asked_for))
-    await whole(world)
     first = await refresh(world)
+    await whole(world)  # the pods that knew no keys are gone
     assert refused(await ask(world, {})) == "missing_api_key"
     assert refused(await ask(world, bearer("moe-of-nobody"))) == "invalid_api_key"
 
