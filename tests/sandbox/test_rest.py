@@ -459,7 +459,7 @@ async def test_the_kubeconfig_is_the_owners_only(api: MemoryApi, tmp_path: Path)
 
 
 def grant(api: MemoryApi) -> None:
-    """The gateway's Role: one ConfigMap, to be read and watched."""
+    """A Role for one ConfigMap, to be read and watched."""
     meta = {"name": AGENT.name, "namespace": AGENT.namespace}
     rule = {
         "apiGroups": [""],

@@ -1,4 +1,4 @@
-"""What gateway pods may do at the API server: read one object, their own ConfigMap, and write nothing."""
+"""What gateway pods may do at the API server: watch one object, their own ConfigMap, and write nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RBAC = "rbac.authorization.k8s.io"
 def gateway_access(owner: Owner) -> list[Obj]:
     """Build ServiceAccount, Role and RoleBinding."""
     name = gateway_name(owner.name)
-    may = {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [name], "verbs": ["get", "watch"]}
+    may = {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [name], "verbs": ["watch"]}
     return [
         {
             "apiVersion": "v1",
