@@ -8,6 +8,7 @@ import random
 from typing import NoReturn
 
 import pytest
+from moe_operator.runtime import kopf_app
 from moe_operator.runtime.kopf_app import Watches
 from moe_operator.runtime.metrics import OperatorMetrics
 from moe_operator.runtime.queue import WorkQueue
@@ -29,3 +30,12 @@ async def test_watches_start_for_a_user_without_a_name(monkeypatch: pytest.Monke
     async with asyncio.timeout(30):
         await watches.run(stop, after_start=started.set)
     assert started.is_set()
+
+
+def test_a_request_is_tried_again_for_as_long_as_we_watch_and_no_longer() -> None:
+    """One that hides its cancellation kept a process from ending."""
+    stop = asyncio.Event()
+    waits = iter(kopf_app._Backoffs(stop))
+    assert [next(waits) for _ in range(100)][-1] == 30
+    stop.set()
+    assert list(waits) == []

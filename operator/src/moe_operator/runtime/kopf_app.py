@@ -48,13 +48,13 @@ class Watches:
         self._namespaces = tuple(namespaces)
 
     async def run(self, stop: asyncio.Event, after_start: Callable[[], None]) -> None:
-        """Watch until ``stop`` is set; raises what made a watch impossible.
+        """Watch until ``stop`` is set; raises what made a watch impossible. In any case it is set at the end.
 
         ``after_start`` is called once kopf runs and has taken over the process's signals.
         """
         tasks = await kopf.spawn_tasks(
             registry=self._registry(),
-            settings=_settings(),
+            settings=_settings(stop),
             identity=IDENTITY,
             standalone=True,
             clusterwide=not self._namespaces,
@@ -62,7 +62,10 @@ class Watches:
             stop_flag=stop,
         )
         after_start()
-        await kopf.run_tasks(tasks, ignored=_Everybody())
+        try:
+            await kopf.run_tasks(tasks, ignored=_Everybody())
+        finally:
+            stop.set()  # also for a request that hides its cancellation
 
     def _registry(self) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
@@ -95,7 +98,7 @@ class Watches:
         return await asyncio.to_thread(_kubeconfig_login, self._kubeconfig)
 
 
-def _settings() -> kopf.OperatorSettings:
+def _settings(stop: asyncio.Event) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.process.ultimate_exiting_timeout = None
     settings.peering.standalone = True
@@ -107,7 +110,7 @@ def _settings() -> kopf.OperatorSettings:
         settings.watching.label_selectors[kind.group, kind.version, kind.plural] = LABEL_DEPLOYMENT
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 10
-    settings.networking.error_backoffs = _Backoffs()
+    settings.networking.error_backoffs = _Backoffs(stop)
     settings.queueing.exit_timeout = 0.5
     settings.persistence.finalizer = f"{GROUP}/kopf"  # never written; no handler of ours asks for one
     return settings
@@ -136,10 +139,19 @@ def _kubeconfig_login(path: str) -> kopf.ConnectionInfo:
 
 
 class _Backoffs:
-    """Seconds between attempts of one request, without end: an API server that is away comes back."""
+    """Seconds between attempts of one request: an API server that is away comes back, until ``stop`` is set.
+
+    A connection that fails in the moment of a cancellation hides it; such a request would go on for ever.
+    """
+
+    def __init__(self, stop: asyncio.Event) -> None:
+        self._stop = stop
 
     def __iter__(self) -> Iterator[float]:
-        return itertools.chain(BACKOFFS, itertools.repeat(BACKOFFS[-1]))
+        for seconds in itertools.chain(BACKOFFS, itertools.repeat(BACKOFFS[-1])):
+            if self._stop.is_set():
+                return
+            yield seconds
 
 
 class _Everybody(Collection[Any]):
