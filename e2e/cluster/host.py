@@ -14,6 +14,7 @@ from e2e.cluster.progress import Progress
 from e2e.cluster.settings import Folders
 
 SEARCH_PATH = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin"
+PROJECT_UV = Path(__file__).parents[2] / ".cache" / "uv" / "bin" / "uv"
 # Five kubelets and their container runtimes watch many files (kind's known issue "too many open files").
 INOTIFY_LIMITS: Mapping[str, int] = {
     "fs/inotify/max_user_watches": 524_288,
@@ -45,6 +46,12 @@ def program(name: str) -> Path | None:
     """Where a program is, also in the folders that only root has on PATH."""
     found = shutil.which(name, path=SEARCH_PATH)
     return Path(found) if found else None
+
+
+def uv() -> Path | None:
+    """Where uv is: on PATH, or where `make setup` put it."""
+    own = PROJECT_UV if PROJECT_UV.exists() else None
+    return program("uv") or own
 
 
 def ensure_programs(

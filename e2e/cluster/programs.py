@@ -146,7 +146,7 @@ def link(found: Clients, folder: Path) -> None:
 
 
 def _pip_install() -> tuple[str, ...]:
-    if uv := host.program("uv"):
+    if uv := host.uv():
         return (str(uv), "pip", "install", "--quiet", "--python", sys.executable)
     return (sys.executable, "-m", "pip", "install", "--quiet")
 

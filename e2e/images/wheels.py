@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.cluster.command import run_logged
-from e2e.cluster.host import CannotContinue, program
+from e2e.cluster.host import CannotContinue, uv
 
 _PIN = re.compile(r"^([a-z0-9][a-z0-9.-]*)==(?:.*\\\n)*.*\n", re.MULTILINE)
 NEWEST_GLIBC = 36  # Debian 12; a base as old as that runs these wheels
@@ -49,8 +49,8 @@ def download(lock: Path, only: Collection[str], target: Target, folder: Path, lo
 
 def build_project(repository: Path, folder: Path, log: Path) -> None:
     """Put the wheel of this project into ``folder``."""
-    if uv := program("uv"):
-        run_logged(uv, "build", "--quiet", "--wheel", "--out-dir", folder, repository, log=log)
+    if found := uv():
+        run_logged(found, "build", "--quiet", "--wheel", "--out-dir", folder, repository, log=log)
     else:
         run_logged(*_pip(), "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, repository, log=log)
 
@@ -66,6 +66,6 @@ def pins(lock: str, only: Collection[str]) -> str:
 def _pip() -> tuple[str, ...]:
     if importlib.util.find_spec("pip"):
         return (sys.executable, "-m", "pip")
-    if uv := program("uv"):
-        return (str(uv), "tool", "run", "--quiet", "pip")
+    if found := uv():
+        return (str(found), "tool", "run", "--quiet", "pip")
     raise CannotContinue("neither pip nor uv: install one to fetch the wheels that go into images")

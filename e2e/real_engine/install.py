@@ -19,7 +19,6 @@ from e2e.cluster.command import run, run_logged
 from e2e.cluster.inputs import key
 from e2e.cluster.progress import Progress
 from e2e.cluster.settings import Folders
-from e2e.images.recipes import REPOSITORY
 from e2e.real_engine.engine_image import INSTALLATION
 
 LOCK = Path(__file__).parent / "requirements.lock"
@@ -96,8 +95,6 @@ def name_as_cpu_build(installation: Path) -> None:
 
 
 def _uv() -> Path:
-    """Where uv is: on PATH, or where `make setup` put it."""
-    own = REPOSITORY / ".cache" / "uv" / "bin" / "uv"
-    if found := host.program("uv") or (own if own.exists() else None):
+    if found := host.uv():
         return found
     raise host.CannotContinue("uv is not on PATH; `make setup` brings it")

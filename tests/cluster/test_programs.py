@@ -1,6 +1,8 @@
+from pathlib import Path
+
 import pytest
 
-from e2e.cluster import programs
+from e2e.cluster import host, programs
 from e2e.cluster.go_binaries import MODULES, language_version
 from e2e.cluster.programs import kubectl_fits, version_in
 
@@ -31,3 +33,17 @@ def test_the_newest_go_that_a_module_asks_for_is_needed() -> None:
     asked = {path.parent.name: language_version(path.read_text()) for path in MODULES.glob("*/go.mod")}
     assert programs.needed_go() == max(asked.values())
     assert len(asked) == 4
+
+
+def test_uv_is_the_one_on_path_or_else_the_one_that_setup_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, on_path = tmp_path / "own", tmp_path / "bin" / "uv"
+    monkeypatch.setattr(host, "PROJECT_UV", own)
+    monkeypatch.setattr(host, "SEARCH_PATH", str(on_path.parent))
+    assert host.uv() is None
+    own.touch()
+    assert host.uv() == own
+    on_path.parent.mkdir()
+    on_path.touch(0o755)
+    assert host.uv() == on_path
