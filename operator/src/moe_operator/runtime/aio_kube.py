@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from urllib.request import getproxies_environment
 
 import aiohttp
 
@@ -55,7 +56,8 @@ class AioKube:
         from kubernetes.aio.client.configuration import Configuration
         from kubernetes.aio.config import load_incluster_config, load_kube_config
 
-        configuration = Configuration()
+        # A client that trusts the environment reads ~/.netrc, in a thread, before each request.
+        configuration = Configuration(client_session_kwargs={"trust_env": bool(getproxies_environment())})
         if kubeconfig is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
             load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         else:

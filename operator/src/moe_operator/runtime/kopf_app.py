@@ -65,7 +65,7 @@ class Watches:
         try:
             await kopf.run_tasks(tasks, ignored=_Everybody())
         finally:
-            stop.set()  # also for a request that hides its cancellation
+            stop.set()  # also for a watch that hides its cancellation
 
     def _registry(self) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
@@ -139,9 +139,11 @@ def _kubeconfig_login(path: str) -> kopf.ConnectionInfo:
 
 
 class _Backoffs:
-    """Seconds between attempts of one request: an API server that is away comes back, until ``stop`` is set.
+    """Seconds between attempts of one request: an API server that is away comes back.
 
-    A connection that fails in the moment of a cancellation hides it; such a request would go on for ever.
+    Kopf asks for the first of them before its first attempt. Once ``stop`` is set, that cancels the request:
+    where all tasks are cancelled at once, kopf takes the cancellation of a request for a pause of its watch
+    (``api.stream``), and would go on for ever.
     """
 
     def __init__(self, stop: asyncio.Event) -> None:
@@ -150,7 +152,7 @@ class _Backoffs:
     def __iter__(self) -> Iterator[float]:
         for seconds in itertools.chain(BACKOFFS, itertools.repeat(BACKOFFS[-1])):
             if self._stop.is_set():
-                return
+                raise asyncio.CancelledError("watching is over")
             yield seconds
 
 
