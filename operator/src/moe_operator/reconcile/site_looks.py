@@ -109,9 +109,12 @@ def _trouble(snapshot: Snapshot, pods: list[Obj]) -> Trouble | None:
     return next((t for t in reversed(said) if t), None)
 
 
-def last_words(pod: Obj | None) -> TerminationMessage | None:
-    """What a pod that works on a store left in its termination log."""
-    statuses: list[Any] = (pod or {}).get("status", {}).get("containerStatuses") or []
+def last_words(pod: Obj | None, which: str = "containerStatuses") -> TerminationMessage | None:
+    """What the container of a pod that works on a store left in its termination log.
+
+    ``which``: the member of the pod's status that has this container.
+    """
+    statuses: list[Any] = (pod or {}).get("status", {}).get(which) or []
     words = [((s.get("state") or {}).get("terminated") or {}).get("message") or "" for s in statuses]
     for text in words:
         try:

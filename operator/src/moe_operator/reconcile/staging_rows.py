@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from moe_operator.api.conditions import ConditionType, Reason
-from moe_operator.api.manifest import StageProgress
+from moe_operator.api.manifest import StageProgress, TerminationMessage
 from moe_operator.api.moments import elapsed, moment
 from moe_operator.api.quantity import human_bytes
 from moe_operator.api.status import StagingPhase, StagingStatus
 from moe_operator.reconcile.actions import Event
 from moe_operator.reconcile.draft import Draft
-from moe_operator.reconcile.site_looks import Look
+from moe_operator.reconcile.site_looks import Look, last_words
 from moe_operator.reconcile.snapshot import Snapshot
 from moe_operator.rollout.groups import Group
 from moe_operator.rollout.rank_pod import OF_THE_STORE, RankPod, Trouble
@@ -45,8 +45,8 @@ def staging_rows(
     for group in draft.groups_of(target.hash):
         for pod in group.current:
             if pod.node and pod.node not in mending:
-                progress = snapshot.stagers.get(pod.name)
-                rows[pod.node] = _of_pod(pod, progress, before.get(pod.node), _whole(draft), snapshot.now)
+                look, row = looks.get(pod.node), before.get(pod.node)
+                rows[pod.node] = _of_pod(snapshot, pod, look, row, _whole(draft))
     for node, seen in looks.items():
         if seen.site.revision.hash == target.hash and node not in rows:
             fresh = _of_look(seen, before.get(node), _whole(draft), waiting.get(node, ""))
@@ -61,7 +61,7 @@ def _whole(draft: Draft) -> int:
 def _of_look(seen: Look, before: StagingStatus | None, whole: int, host: str) -> StagingStatus:
     node, total = seen.site.node, (before.bytes_total if before else 0) or whole
     if seen.state == "done":
-        return _ready(seen, before, total)
+        return _ready(node, seen.last_words, before, total)
     if seen.state == "failed":
         assert seen.trouble is not None
         return _stopped(seen, before, total)
@@ -81,14 +81,16 @@ def _of_look(seen: Look, before: StagingStatus | None, whole: int, host: str) ->
     return StagingStatus(node=node, bytes_total=total)
 
 
-def _ready(seen: Look, before: StagingStatus | None, total: int) -> StagingStatus:
-    words = seen.last_words
+def _ready(
+    node: str, words: TerminationMessage | None, before: StagingStatus | None, total: int
+) -> StagingStatus:
+    """``words``: of the stager that filled the node; without them the row before is believed."""
     if words is None or not words.bytes_total:
         reused, peers = (before.bytes_reused, before.bytes_from_peers) if before else (0, 0)
     else:
         total, reused, peers = words.bytes_total, words.bytes_reused, words.bytes_from_peers
     return StagingStatus(
-        node=seen.site.node,
+        node=node,
         phase="Ready",
         bytes_total=total,
         bytes_done=total,
@@ -125,26 +127,27 @@ def _got_further(seen: Look) -> bool:
 
 
 def _of_pod(
-    pod: RankPod, progress: StageProgress | None, before: StagingStatus | None, whole: int, now: float
+    snapshot: Snapshot, pod: RankPod, look: Look | None, before: StagingStatus | None, whole: int
 ) -> StagingStatus:
     """What the engine pod's own stager says: it links what is there, or pulls what was lost since."""
     total = (before.bytes_total if before else 0) or whole
+    progress = snapshot.stagers.get(pod.name)
     if pod.staged and (pod.running or pod.ended or pod.ready):
-        reused, peers = (before.bytes_reused, before.bytes_from_peers) if before else (0, 0)
-        return StagingStatus(
-            node=pod.node,
-            phase="Ready",
-            bytes_total=total,
-            bytes_done=total,
-            bytes_reused=reused,
-            bytes_from_peers=peers,
-        )
+        words = look.last_words if look else None
+        if words is None and before is None:
+            words = _own_words(snapshot, pod)
+        return _kept_or(before, _ready(pod.node, words, before, total), snapshot.now)
     if pod.trouble and pod.ended:
         phase: StagingPhase = "Blocked" if pod.trouble.reason in OF_THE_STORE else "Failed"
         return _told(StagingStatus(node=pod.node, phase=phase, bytes_total=total), pod.trouble)
     if progress is None or progress.phase == "Ready":
         return before or StagingStatus(node=pod.node, bytes_total=total)
-    return _kept_or(before, _moving(pod.node, progress), now)
+    return _kept_or(before, _moving(pod.node, progress), snapshot.now)
+
+
+def _own_words(snapshot: Snapshot, pod: RankPod) -> TerminationMessage | None:
+    raw = next((raw for raw in snapshot.pods if raw["metadata"].get("uid") == pod.uid), None)
+    return last_words(raw, "initContainerStatuses")
 
 
 def _moving(node: str, progress: StageProgress) -> StagingStatus:
@@ -166,6 +169,8 @@ def _kept_or(before: StagingStatus | None, fresh: StagingStatus, now: float) -> 
     stamped = fresh.model_copy(update={"seen_at": moment(now)})
     if before is None or (before.phase, before.reason) != (fresh.phase, fresh.reason):
         return stamped
+    if fresh.phase == "Ready":  # a stager's last words may be seen after the end of its Job
+        return before if fresh == before.model_copy(update={"seen_at": fresh.seen_at}) else stamped
     since = elapsed(before.seen_at, now) if before.seen_at else WRITE_SECONDS
     step = WRITE_SHARE * max(1, fresh.bytes_total)
     moved = abs(fresh.bytes_done - before.bytes_done) >= step
