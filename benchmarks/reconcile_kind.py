@@ -197,7 +197,7 @@ async def creation(kube: AioKube, kubectl: Kubectl, replicas: int, rounds: int) 
 
 
 async def healing(kube: AioKube, site: Site) -> list[float]:
-    """Seconds from the deletion of a rank's pod until four new pods are ready."""
+    """Seconds from the deletion of a rank's pod of a group that serves until four new pods are ready."""
     obj = groups("real", 1)
     obj["spec"]["model"] = {"source": "pvc://checkpoints/kimi-k3", "trustRemoteCode": True}
     obj["spec"]["engine"] = {"type": "vLLM", "image": site.images.stub_of("0.33.0"), "maxModelLen": 131072}
@@ -210,9 +210,13 @@ async def healing(kube: AioKube, site: Site) -> list[float]:
         fresh = [p for p in pods if p["metadata"]["uid"] not in old and ready(p)]
         return len(pods) == len(fresh) == 4
 
-    await until(lambda: whole_without(set()))
+    async def serves() -> bool:
+        status = (await kube.get(MOE_DEPLOYMENT, NAMESPACE, "real")).get("status") or {}
+        return any(group.get("verified") for group in status.get("groups") or ()) and await whole_without(set())
+
     times = []
     for turn in range(ROUNDS):
+        await until(serves)
         pods = (await kube.list(POD, NAMESPACE, labels=engines_of("real"))).items
         old = {p["metadata"]["uid"] for p in pods}
         await kube.delete(POD, NAMESPACE, sorted(p["metadata"]["name"] for p in pods)[turn % 4])

@@ -17,10 +17,10 @@ from tests.e2e.world import World, is_ready
 Obj = dict[str, Any]
 
 NAME = "deepseek-v31"
-SHORT_CLIENTS, STREAMS = 16, 30
+SHORT_CLIENTS, STREAMS = 40, 200
 REST_SECONDS = 0.1
-SHORT_TOKENS, STREAM_TOKENS = 1, 50
-TOKEN_MILLISECONDS = 100  # a stream lasts for five seconds, a short request for one token
+SHORT_TOKENS, STREAM_TOKENS = 1, 10
+TOKEN_MILLISECONDS = 500  # a stream lasts for five seconds, a short request for one token
 NOT_SENT = ("ConnectError", "ConnectTimeout")
 
 
