@@ -212,7 +212,8 @@ async def healing(kube: AioKube, site: Site) -> list[float]:
 
     async def serves() -> bool:
         status = (await kube.get(MOE_DEPLOYMENT, NAMESPACE, "real")).get("status") or {}
-        return any(group.get("verified") for group in status.get("groups") or ()) and await whole_without(set())
+        verified = any(group.get("verified") for group in status.get("groups") or ())
+        return verified and await whole_without(set())
 
     times = []
     for turn in range(ROUNDS):
