@@ -145,6 +145,31 @@ async def test_a_lost_rank_overtakes_the_pass_in_flight_and_does_so_once(
         assert not await overtakes(bench, lambda: bench.wakeups.child_changed(lost, deleted=True))
 
 
+ENDING = {"deletionTimestamp": "2026-11-30T00:00:00Z"}
+
+
+@pytest.mark.parametrize(
+    ("change", "deleted", "at_once"),
+    [
+        (engine(), False, False),
+        ({**engine(), "status": {"phase": "Running"}}, False, False),
+        ({**engine(**ENDING), "status": {"phase": "Running"}}, False, False),
+        ({**engine(**ENDING), "status": {"phase": "Succeeded"}}, False, True),
+        ({**engine(**ENDING), "status": {"phase": "Failed"}}, False, True),
+        (engine(**ENDING), True, True),
+    ],
+)
+async def test_a_place_that_becomes_free_is_seen_at_once_other_news_are_gathered(
+    bench: Bench, change: Obj, deleted: bool, at_once: bool
+) -> None:
+    bench.wakeups.deployment_changed(seen())
+    bench.wakeups.child_changed(engine(**ENDING))  # the loss itself
+    await bench.woken()
+    bench.wakeups.child_changed(change, deleted=deleted)
+    assert (len(bench.queue) > 0) is at_once
+    assert await bench.woken() == [KIMI]
+
+
 async def test_another_pod_that_ends_overtakes_nothing(bench: Bench) -> None:
     bench.wakeups.deployment_changed(seen())
     await bench.woken()

@@ -71,7 +71,7 @@ class WakeUps:
             return
         if lost:
             self._queue.overtake(key)
-        elif deleted:  # its place is free
+        elif deleted or _is_over(obj):  # its place is free
             self._queue.add(key)
         else:
             self._queue.add_soon(key)
@@ -105,8 +105,7 @@ class WakeUps:
         meta = obj["metadata"]
         if (meta.get("labels") or {}).get(LABEL_COMPONENT) != COMPONENT_ENGINE:
             return False
-        phase = (obj.get("status") or {}).get("phase")
-        ends = deleted or bool(meta.get("deletionTimestamp")) or phase in ENDED
+        ends = deleted or bool(meta.get("deletionTimestamp")) or _phase(obj) in ENDED
         first = ends and meta["uid"] not in self._ending
         if deleted:
             self._ending.discard(meta["uid"])
@@ -123,6 +122,16 @@ class WakeUps:
         news = self._fingerprints.get(uid) != fingerprint
         self._fingerprints[uid] = fingerprint
         return news
+
+
+def _is_over(obj: Obj) -> bool:
+    """Whether this is a pod on its way out of which nothing runs any more."""
+    return bool(obj["metadata"].get("deletionTimestamp")) and _phase(obj) in ENDED
+
+
+def _phase(obj: Obj) -> str | None:
+    phase: str | None = (obj.get("status") or {}).get("phase")
+    return phase
 
 
 def key_of(obj: Obj) -> Key:
